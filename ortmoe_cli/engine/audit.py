@@ -1,0 +1,44 @@
+"""Look at a model and say what is there."""
+
+import platform
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+from ortmoe_cli.engine.inspect import Inspection, inspect, open_index
+from ortmoe_cli.outcome import Options, Progress, silent
+from ortmoe_cli.report.model import BlockReport, Report, Status, in_order
+
+_PACKAGES = ("ortmoe", "onnx", "onnx-graphsurgeon", "numpy")
+
+
+def audit(model: Path, options: Options | None = None, progress: Progress = silent) -> Report:
+    """Find the blocks of a model and prove what can be fused. Raises ModelError; writes nothing."""
+    started = time.monotonic()
+    found = inspect(open_index(model), options or Options(), progress)
+    return describe(found, "fusable", started, command="audit")
+
+
+def describe(found: Inspection, fusion_status: Status, started: float, **fields: object) -> Report:
+    """The report of an inspection; `fields` are those that only the caller knows."""
+    blocks = [BlockReport.from_outcome(outcome, fusion_status) for outcome in found.outcomes]
+    return Report(
+        model=str(found.model.path),
+        blocks=in_order(blocks),
+        nodes_before=len(found.index),
+        weight_bytes=found.model.weight_bytes,
+        opset=found.index.opset,
+        seconds=round(time.monotonic() - started, 3),
+        versions=versions(),
+        input_sha256=found.sha256,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def versions() -> dict[str, str]:
+    """What produced a report: the versions of this package and of what it rests on."""
+    import onnxruntime  # noqa: PLC0415  its distribution has one of two names
+
+    found = {name: version(name) for name in _PACKAGES}
+    return found | {"onnxruntime": onnxruntime.__version__, "python": platform.python_version()}
+

@@ -1,0 +1,61 @@
+"""Rewrite a model: find, splice, write beside the target, compare, and only then put it there."""
+
+import time
+from pathlib import Path
+
+from ortmoe_cli.engine.audit import describe
+from ortmoe_cli.engine.inspect import inspect, open_index
+from ortmoe_cli.engine.parity import compare_models
+from ortmoe_cli.errors import OutputError
+from ortmoe_cli.graph.splice import splice
+from ortmoe_cli.outcome import Options, Progress, silent
+from ortmoe_cli.report.model import Report
+from ortmoe_cli.weights.store import lookup
+from ortmoe_cli.weights.write import check_output, write_model
+
+
+def fuse(
+    model: Path,
+    target: Path | None,
+    options: Options | None = None,
+    progress: Progress = silent,
+    *,
+    dry_run: bool = False,
+    in_place: bool = False,
+) -> Report:
+    """Fuse the blocks of a model and write the result to `target`.
+
+    With `dry_run` everything happens but the writing. With `in_place` the target may be the model itself.
+    Raises ModelError, OutputError, and ParityError when the fused model differs from the original as a whole; nothing
+    is written then.
+    """
+    options = options or Options()
+    started = time.monotonic()
+    index = open_index(model)
+    if not dry_run:
+        if target is None:
+            raise OutputError("no output file given")
+        check_output(index.model, target, in_place)
+    found = inspect(index, options, progress)
+    proto = splice(found.model, [fusion.island for fusion in found.fusions])
+    fields: dict[str, object] = {"command": "fuse", "nodes_after": len(proto.graph.node), "dry_run": dry_run}
+    if dry_run or target is None:
+        return describe(found, "fusable", started, **fields)
+    notes: list[str] = []
+
+    def check(written: Path) -> None:
+        if options.verify != "none" and found.fusions:
+            notes.extend(compare_models(found.index, written, progress))
+
+    written = write_model(
+        found.model,
+        proto,
+        [weight for fusion in found.fusions for weight in fusion.weights],
+        lambda name: lookup(found.index, found.cutter, name),
+        target,
+        in_place=in_place,
+        progress=lambda done, total: progress("write", done, total),
+        check=check,
+    )
+    fields |= {"output": str(target), "output_bytes": written.proto_bytes + written.data_bytes, "notes": tuple(notes)}
+    return describe(found, "fused", started, **fields)

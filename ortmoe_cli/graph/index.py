@@ -1,0 +1,315 @@
+"""A read-only view of a graph: who makes a tensor, who reads it, what is constant.
+
+Callers speak in tensor names and node numbers (positions in the graph). Inside are arrays of integers, because a
+decoder of a million nodes has several million edges and one Python object per edge would not fit.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, NodeProto, helper, numpy_helper
+
+from ortmoe_cli.graph.model import Model
+from ortmoe_cli.graph.types import Like, elem_type_rule
+
+_RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
+_SUBGRAPH_OPS = {"If", "Loop", "Scan", "SequenceMap"}
+_SAME_SHAPE = {"Identity", "Cast", "Neg", "DequantizeLinear"}
+_LAYER = re.compile(r"(?:^|[./_])(?:layers?|blocks?|h)[./_](\d+)(?=[./_\]']|$)")
+
+
+@dataclass(frozen=True)
+class InputInfo:
+    """A graph input: its element type and dimensions (an int, a symbol, or None for unknown; None for unknown rank)."""
+
+    name: str
+    elem_type: int
+    dims: tuple[int | str | None, ...] | None
+
+
+class Index:
+    """The graph of a model, indexed once."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        graph = model.proto.graph
+        self._nodes = list(graph.node)
+        self._ids: dict[str, int] = {}
+        self._names: list[str] = []
+        self._op_names: list[str] = []
+        op_ids: dict[str, int] = {}
+        ops, reads, read_ends, makes, make_ends = [], [], [], [], []
+        for node in self._nodes:
+            op = f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
+            if op not in op_ids:
+                op_ids[op] = len(self._op_names)
+                self._op_names.append(op)
+            ops.append(op_ids[op])
+            reads.extend(self._id(name) for name in node.input if name)
+            if node.domain or node.op_type in _SUBGRAPH_OPS:
+                reads.extend(self._id(name) for name in captures(node))
+            read_ends.append(len(reads))
+            makes.extend(self._id(name) for name in node.output if name)
+            make_ends.append(len(makes))
+        for name in (*model.weights, *(i.name for i in graph.input), *(o.name for o in graph.output)):
+            self._id(name)
+        self._ops = np.array(ops, np.int32)
+        self._reads, self._read_ends = np.array(reads, np.int32), np.array([0, *read_ends], np.int64)
+        count = len(self._names)
+        self._producer = np.full(count, -1, np.int32)
+        self._producer[np.array(makes, np.int64)] = np.repeat(
+            np.arange(len(ops), dtype=np.int32), np.diff([0, *make_ends])
+        )
+        readers = np.repeat(np.arange(len(ops), dtype=np.int32), np.diff(self._read_ends))
+        order = np.argsort(self._reads, kind="stable")
+        self._readers = readers[order]
+        self._reader_ends = np.concatenate([[0], np.cumsum(np.bincount(self._reads, minlength=count))])
+
+    def _id(self, name: str) -> int:
+        found = self._ids.get(name)
+        if found is None:
+            found = self._ids[name] = len(self._names)
+            self._names.append(name)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._ids
+
+    # --- nodes
+
+    def node(self, i: int) -> NodeProto:
+        return self._nodes[i]
+
+    def op(self, i: int) -> str:
+        """The operator, with its domain unless that is the default one: 'MatMul', 'com.microsoft.MoE'."""
+        return self._op_names[self._ops[i]]
+
+    def inputs(self, i: int) -> tuple[str, ...]:
+        """The inputs as written, '' where one is left out."""
+        return tuple(self._nodes[i].input)
+
+    def outputs(self, i: int) -> tuple[str, ...]:
+        return tuple(self._nodes[i].output)
+
+    def reads(self, i: int) -> tuple[str, ...]:
+        """Every tensor that the node needs: its inputs and what its subgraphs capture."""
+        return tuple(self._names[t] for t in self._reads[self._read_ends[i] : self._read_ends[i + 1]])
+
+    def attribute(self, i: int, name: str, default: Any = None) -> Any:
+        """An attribute as a Python value (int, float, str, list, numpy array for tensors), or `default`."""
+        for attribute in self._nodes[i].attribute:
+            if attribute.name == name:
+                return attribute_value(attribute)
+        return default
+
+    def nodes_of(self, *ops: str) -> tuple[int, ...]:
+        """The nodes with one of these operators, in graph order."""
+        wanted = [k for k, name in enumerate(self._op_names) if name in ops]
+        return tuple(np.flatnonzero(np.isin(self._ops, wanted)).tolist())
+
+    def layer_of(self, *nodes: int) -> int | None:
+        """The layer number that the names of these nodes, of their weights or of their scopes agree on, if any."""
+        found = {}
+        for i in nodes:
+            node = self._nodes[i]
+            for text in (node.name, *node.input, *(p.value for p in node.metadata_props), *node.output):
+                match = _LAYER.search(text)
+                if match:
+                    found[int(match[1])] = found.get(int(match[1]), 0) + 1
+                    break
+        return max(found, key=lambda layer: found[layer]) if found else None
+
+    # --- tensors
+
+    def producer(self, name: str) -> int | None:
+        """The node that makes a tensor; None for inputs, initializers and unknown names."""
+        tensor = self._ids.get(name)
+        if tensor is None or self._producer[tensor] < 0:
+            return None
+        return int(self._producer[tensor])
+
+    def consumers(self, name: str) -> tuple[int, ...]:
+        """The nodes that read a tensor, each as often as it reads it, in graph order."""
+        tensor = self._ids.get(name)
+        if tensor is None:
+            return ()
+        return tuple(self._readers[self._reader_ends[tensor] : self._reader_ends[tensor + 1]].tolist())
+
+    def is_initializer(self, name: str) -> bool:
+        """Whether a tensor is an initializer that no caller can override."""
+        return name in self.model.weights and name not in self._overridable
+
+    def is_constant(self, name: str) -> bool:
+        """Whether a tensor depends on nothing but initializers and Constant nodes."""
+        tensor = self._ids.get(name)
+        return tensor is not None and bool(self._constants[tensor])
+
+    @cached_property
+    def _constants(self) -> np.ndarray:
+        constant = np.zeros(len(self._names), bool)
+        for name in self.model.weights:
+            constant[self._ids[name]] = name not in self._overridable
+        random = {k for k, name in enumerate(self._op_names) if name in _RANDOM}
+        for i, node in enumerate(self._nodes):
+            reads = self._reads[self._read_ends[i] : self._read_ends[i + 1]]
+            if (not len(reads) or constant[reads].all()) and int(self._ops[i]) not in random:
+                for name in node.output:
+                    if name:
+                        constant[self._ids[name]] = True
+        return constant
+
+    def constant_shape(self, name: str) -> tuple[int, ...] | None:
+        """The shape of an initializer or Constant, seen through casts and transposes; None where it takes a run to know."""
+        permutations = []
+        while name not in self.model.weights:
+            i = self.producer(name)
+            if i is None:
+                return None
+            op = self.op(i)
+            if op == "Constant":
+                value = constant_value(self._nodes[i])
+                shape: tuple[int, ...] = value.shape
+                break
+            if op == "Transpose":
+                permutations.append(self.attribute(i, "perm"))
+            elif op not in _SAME_SHAPE:
+                return None
+            name = self._nodes[i].input[0]
+        else:
+            shape = self.model.weights[name].shape
+        for permutation in reversed(permutations):
+            shape = tuple(shape[axis] for axis in permutation) if permutation else shape[::-1]
+        return shape
+
+    def elem_type(self, name: str) -> int:
+        """The element type of a tensor (TensorProto.DataType), 0 where neither the file nor the operators tell."""
+        chain, tensor = [], name
+        while tensor not in self._elem_types:
+            i = self.producer(tensor)
+            if i is None:
+                self._elem_types[tensor] = 0
+                break
+            chain.append(tensor)
+            rule = elem_type_rule(self._nodes[i], self.outputs(i).index(tensor))
+            if isinstance(rule, Like):
+                inputs = self._nodes[i].input
+                tensor = next((name for name in (*inputs[rule.input :], *inputs) if name), "")
+            else:
+                self._elem_types[tensor] = rule
+        for link in chain:
+            self._elem_types[link] = self._elem_types[tensor]
+        return self._elem_types[name]
+
+    @cached_property
+    def _elem_types(self) -> dict[str, int]:
+        graph = self.model.proto.graph
+        known = {name: weight.elem_type for name, weight in self.model.weights.items()}
+        for info in (*graph.value_info, *graph.input, *graph.output):
+            if info.type.tensor_type.elem_type:
+                known[info.name] = info.type.tensor_type.elem_type
+        return known
+
+    @cached_property
+    def graph_inputs(self) -> Mapping[str, InputInfo]:
+        """The inputs that a caller must feed (initializers may be listed as inputs too; those have a default)."""
+        return {
+            info.name: InputInfo(info.name, info.type.tensor_type.elem_type, _dims(info))
+            for info in self.model.proto.graph.input
+            if info.name not in self.model.weights
+        }
+
+    @cached_property
+    def _overridable(self) -> frozenset[str]:
+        """From IR 4 on, an initializer that is listed as an input is only a default."""
+        proto = self.model.proto
+        return frozenset(i.name for i in proto.graph.input if proto.ir_version >= 4 and i.name in self.model.weights)
+
+    @cached_property
+    def graph_outputs(self) -> tuple[str, ...]:
+        return tuple(output.name for output in self.model.proto.graph.output)
+
+    @cached_property
+    def opset(self) -> int:
+        """The version of the default operator set."""
+        return max((o.version for o in self.model.proto.opset_import if o.domain in ("", "ai.onnx")), default=1)
+
+    def descendants(
+        self, starts: Iterable[str], skip_ops: Collection[str] = ("Shape", "Size"), stop: Collection[str] = ()
+    ) -> set[str]:
+        """Every tensor that depends on one of `starts`, not through an operator in `skip_ops`, nor through `stop`."""
+        found = set(starts)
+        stack = list(found)
+        while stack:
+            for i in self.consumers(stack.pop()):
+                if self.op(i) in skip_ops:
+                    continue
+                for name in self._nodes[i].output:
+                    if name and name not in found and name not in stop:
+                        found.add(name)
+                        stack.append(name)
+        return found
+
+
+def _dims(info: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
+    if not info.type.tensor_type.HasField("shape"):
+        return None
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in info.type.tensor_type.shape.dim
+    )
+
+
+def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+    """The graphs that a node holds in its attributes."""
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def captures(node: NodeProto) -> tuple[str, ...]:
+    """The outer tensors that a node's subgraphs read, in order, without repeats."""
+    found: dict[str, None] = {}
+    for graph in subgraphs(node):
+        inner = {i.name for i in graph.input} | {t.name for t in graph.initializer}
+        for child in graph.node:
+            for name in (*child.input, *captures(child)):
+                if name and name not in inner:
+                    found[name] = None
+            inner.update(child.output)
+        for output in graph.output:
+            if output.name not in inner:
+                found[output.name] = None
+    return tuple(found)
+
+
+def attribute_value(attribute: AttributeProto) -> Any:
+    """A Python value: int, float, str, list of these, numpy array for a tensor, GraphProto for a graph."""
+    value = helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if attribute.type == AttributeProto.STRINGS:
+        return [v.decode(errors="replace") for v in value]
+    if attribute.type == AttributeProto.TENSOR:
+        return numpy_helper.to_array(value)
+    return list(value) if attribute.type in (AttributeProto.INTS, AttributeProto.FLOATS) else value
+
+
+def constant_value(node: NodeProto) -> np.ndarray:
+    """The value of a Constant node."""
+    attribute = node.attribute[0]
+    if attribute.type == AttributeProto.SPARSE_TENSOR:
+        raise ValueError(f"sparse constant '{node.output[0]}'")
+    value = attribute_value(attribute)
+    if isinstance(value, np.ndarray):
+        return value
+    floats = attribute.type in (AttributeProto.FLOAT, AttributeProto.FLOATS)
+    strings = attribute.type in (AttributeProto.STRING, AttributeProto.STRINGS)
+    return np.array(value, object if strings else np.float32 if floats else np.int64)

@@ -1,0 +1,166 @@
+"""A model without its weights: the graph in memory, the weights where they lie."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto, helper, numpy_helper
+
+from ortmoe_cli.errors import ModelError
+from ortmoe_cli.graph.wire import WireError, strip
+
+_BITS = {
+    getattr(TensorProto, name): bits
+    for bits, names in {
+        2: ("INT2", "UINT2"),
+        4: ("INT4", "UINT4", "FLOAT4E2M1"),
+    }.items()
+    for name in names
+    if hasattr(TensorProto, name)
+}
+"""Element types that are narrower than a byte."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes in a file."""
+
+    path: Path
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A top-level initializer. `span` is where its bytes lie; None when the values are small and inside the proto."""
+
+    name: str
+    elem_type: int
+    shape: tuple[int, ...]
+    span: Span | None
+    external: bool
+
+    @property
+    def nbytes(self) -> int:
+        return tensor_bytes(self.elem_type, self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """An opened model. `proto` lacks the big inline weights (see `wire`) and must never be changed."""
+
+    path: Path
+    proto: onnx.ModelProto
+    weights: Mapping[str, Weight]
+    _tensors: Mapping[str, TensorProto] = field(repr=False)
+    _maps: dict[Path, np.ndarray] = field(default_factory=dict, repr=False)
+
+    def tensor(self, name: str) -> TensorProto:
+        """The initializer's header as it stands in the file, without big data."""
+        return self._tensors[name]
+
+    def array(self, name: str) -> np.ndarray:
+        """The values of an initializer, read-only; a view of the memory-mapped file where they are big."""
+        weight = self.weights[name]
+        if weight.span is None:
+            return numpy_helper.to_array(self._tensors[name])
+        span = weight.span
+        if span.path not in self._maps:
+            self._maps[span.path] = np.memmap(span.path, np.uint8, "r")
+        data = self._maps[span.path][span.offset : span.offset + span.length]
+        if weight.elem_type in _BITS:
+            packed = TensorProto(data_type=weight.elem_type, dims=weight.shape, raw_data=data.tobytes())
+            return numpy_helper.to_array(packed)
+        return data.view(helper.tensor_dtype_to_np_dtype(weight.elem_type)).reshape(weight.shape)
+
+    def release(self) -> None:
+        """Let go of the memory maps; they are made again when a weight is read next."""
+        self._maps.clear()
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(weight.nbytes for weight in self.weights.values())
+
+
+def tensor_bytes(elem_type: int, shape: tuple[int, ...]) -> int:
+    """Size of a tensor's raw data in bytes; sub-byte elements are packed."""
+    count = math.prod(shape)
+    if elem_type in _BITS:
+        return -(-count * _BITS[elem_type] // 8)
+    return count * int(helper.tensor_dtype_to_np_dtype(elem_type).itemsize)
+
+
+def open_model(path: Path) -> Model:
+    """Open an ONNX file. Raises ModelError if it is missing, not ONNX, or its external data does not fit."""
+    if not path.exists():
+        raise ModelError(f"{path}: no such file")
+    if path.is_dir():
+        raise ModelError(f"{path} is a folder; give the .onnx file inside it")
+    try:
+        size = path.stat().st_size
+        data = np.memmap(path, np.uint8, "r") if size else np.zeros(0, np.uint8)
+        stripped = strip(memoryview(data))
+        proto = onnx.ModelProto.FromString(stripped.message)
+    except (WireError, DecodeError) as error:
+        raise ModelError(f"{path} is not an ONNX model: {error}") from error
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    if not proto.HasField("graph") or not proto.opset_import and not proto.ir_version:
+        raise ModelError(f"{path} is not an ONNX model: it holds no graph")
+    if not proto.graph.node:
+        raise ModelError(f"{path}: the graph is empty, there is nothing to look at")
+    tensors, weights = {}, {}
+    for position, tensor in enumerate(proto.graph.initializer):
+        if tensor.name in tensors:
+            raise ModelError(f"{path}: two initializers are called '{tensor.name}'")
+        tensors[tensor.name] = tensor
+        weights[tensor.name] = _weight(path, tensor, stripped.raw.get(position))
+    return Model(path, proto, weights, tensors)
+
+
+def _weight(path: Path, tensor: TensorProto, raw: tuple[int, int] | None) -> Weight:
+    shape = tuple(tensor.dims)
+    try:
+        expected = tensor_bytes(tensor.data_type, shape) if tensor.data_type != TensorProto.STRING else 0
+    except KeyError as error:
+        raise ModelError(f"{path}: weight '{tensor.name}' has the unknown element type {tensor.data_type}") from error
+    external = tensor.data_location == TensorProto.EXTERNAL
+    if external:
+        span: Span | None = _external_span(path, tensor, expected)
+    elif raw:
+        span = Span(path, *raw)
+    else:
+        return Weight(tensor.name, tensor.data_type, shape, None, False)
+    assert span is not None
+    if span.length != expected:
+        raise ModelError(
+            f"{path}: weight '{tensor.name}' should be {expected} bytes long by its type and shape {list(shape)}, "
+            f"but {span.length} are stored"
+        )
+    return Weight(tensor.name, tensor.data_type, shape, span, external)
+
+
+def _external_span(path: Path, tensor: TensorProto, expected: int) -> Span:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    where = f"{path}: the external data of weight '{tensor.name}'"
+    parts = (PurePosixPath(location), PureWindowsPath(location))
+    if not location or any(p.is_absolute() or ".." in p.parts or getattr(p, "drive", "") for p in parts):
+        raise ModelError(f"{where} lies outside the model's folder ('{location}'); move it there and fix the path")
+    file = path.parent / location
+    if not file.is_file():
+        raise ModelError(f"{where} is missing: no file '{location}' beside the model; copy it there")
+    try:
+        offset, length = int(entries.get("offset", 0)), int(entries.get("length", expected))
+    except ValueError as error:
+        raise ModelError(f"{where} has an offset or length that is not a number") from error
+    size = file.stat().st_size
+    if offset < 0 or length < 0 or offset + length > size:
+        raise ModelError(
+            f"{where} is cut short: '{location}' has {size} bytes, {offset + length} are needed; copy the file again"
+        )
+    return Span(file, offset, length)

@@ -1,0 +1,115 @@
+"""Puts islands in the place of the regions they replace, and drops what nothing reads any more.
+
+Everything else stays: nodes that survive are byte-equal, and so are metadata, functions, names and opset imports.
+"""
+
+import heapq
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import onnx
+from google.protobuf.message import Message
+from onnx import NodeProto, helper, numpy_helper
+
+from ortmoe_cli.graph.index import captures
+from ortmoe_cli.graph.island import Island
+from ortmoe_cli.graph.model import Model
+
+
+def splice(model: Model, islands: Sequence[Island]) -> onnx.ModelProto:
+    """A copy of the model's proto with the islands in it. The model itself is left alone.
+
+    Headers of packed weights are not added (the writer does); the big weights of the model stay stripped.
+    """
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    if not islands:
+        return proto
+    graph = proto.graph
+    outputs = [output.name for output in graph.output]
+    before = list(graph.node)
+    alive_before = _alive(before, outputs)
+    replaced = {name: island.name for island in islands for name in island.outputs}
+    for node in before:
+        for k, name in enumerate(node.output):
+            if name in replaced:
+                node.output[k] = f"{replaced[name]}/before/{name}"
+    nodes = before + [node for island in islands for node in island.nodes]
+    alive = _alive(nodes, outputs)
+    kept = [i for i in range(len(nodes)) if i in alive or (i < len(before) and i not in alive_before)]
+    old = sum(i < len(before) for i in kept)
+    _take(graph.node, _topological([nodes[i] for i in kept], old))
+    _drop_unread_initializers(model, graph, islands)
+    names = {name for node in graph.node for name in node.output}
+    names |= {info.name for info in (*graph.input, *graph.output)} | {t.name for t in graph.initializer}
+    _take(graph.value_info, [info for info in graph.value_info if info.name in names])
+    _take(graph.quantization_annotation, [q for q in graph.quantization_annotation if q.tensor_name in names])
+    imported = {opset.domain for opset in proto.opset_import}
+    for domain, version in sorted({item for island in islands for item in island.opsets.items()}):
+        if domain not in imported:
+            proto.opset_import.append(helper.make_opsetid(domain, version))
+    return proto
+
+
+def _alive(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> set[int]:
+    """The nodes that some graph output depends on."""
+    producer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    alive: set[int] = set()
+    stack = [producer[name] for name in outputs if name in producer]
+    while stack:
+        i = stack.pop()
+        if i in alive:
+            continue
+        alive.add(i)
+        stack.extend(producer[name] for name in _reads(nodes[i]) if name in producer)
+    return alive
+
+
+def _topological(nodes: Sequence[NodeProto], old: int) -> list[NodeProto]:
+    """The nodes in an order in which everything is made before it is read.
+
+    The first `old` nodes keep their order as far as that allows; each later one goes right behind the last of its inputs.
+    """
+    producer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    readers: list[list[int]] = [[] for _ in nodes]
+    waiting = [0] * len(nodes)
+    for i, node in enumerate(nodes):
+        for j in {producer[name] for name in _reads(node) if name in producer}:
+            readers[j].append(i)
+            waiting[i] += 1
+    ready = [(i if i < old else -1, i) for i, count in enumerate(waiting) if not count]
+    heapq.heapify(ready)
+    ordered = []
+    while ready:
+        place, i = heapq.heappop(ready)
+        ordered.append(nodes[i])
+        for j in readers[i]:
+            waiting[j] -= 1
+            if not waiting[j]:
+                heapq.heappush(ready, (j if j < old else place, j))
+    if len(ordered) != len(nodes):
+        raise ValueError("the graph with its replacements has a cycle")
+    return ordered
+
+
+def _reads(node: NodeProto) -> Iterable[str]:
+    return (*(name for name in node.input if name), *captures(node))
+
+
+def _drop_unread_initializers(model: Model, graph: onnx.GraphProto, islands: Sequence[Island]) -> None:
+    """Initializers that only removed nodes read go; one that is listed as an input stays, for the input must stay."""
+    read_before = {name for node in model.proto.graph.node for name in _reads(node)}
+    read = {name for node in graph.node for name in _reads(node)}
+    listed = {info.name for info in (*graph.input, *graph.output)}
+    kept = [t for t in graph.initializer if t.name in read or t.name in listed or t.name not in read_before]
+    _take(graph.initializer, kept)
+    for island in islands:
+        graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in island.constants.items() if n in read)
+
+
+def _take(field: Any, values: Sequence[Message]) -> None:
+    """Make a repeated protobuf field hold just these messages."""
+    serialised = [value.SerializeToString() for value in values]
+    del field[:]
+    for message in serialised:
+        field.add().MergeFromString(message)

@@ -1,0 +1,31 @@
+"""Refuses graphs that contradict themselves, before anything is concluded from them."""
+
+from ortmoe_cli.errors import ModelError
+from ortmoe_cli.graph.index import Index
+
+
+def validate(index: Index) -> None:
+    """Raise ModelError unless every tensor is made once, and made before it is read."""
+    path = index.model.path
+    made = {*index.model.weights, *index.graph_inputs}
+    made |= {sparse.values.name for sparse in index.model.proto.graph.sparse_initializer}
+    for i in range(len(index)):
+        for name in index.reads(i):
+            if name not in made:
+                later = index.producer(name) is not None
+                problem = "only made further down: sort the graph first" if later else "not made by anything"
+                raise ModelError(f"{path}: invalid graph: {_called(index, i)} reads '{name}', which is {problem}")
+        for name in index.outputs(i):
+            if name and name in made:
+                raise ModelError(f"{path}: invalid graph: '{name}' is made twice, the second time by {_called(index, i)}")
+            made.add(name)
+    if not index.graph_outputs:
+        raise ModelError(f"{path}: invalid graph: it has no outputs")
+    for name in index.graph_outputs:
+        if name not in made:
+            raise ModelError(f"{path}: invalid graph: nothing makes the output '{name}'")
+
+
+def _called(index: Index, i: int) -> str:
+    name = index.node(i).name
+    return f"{index.op(i)} '{name}'" if name else f"{index.op(i)} (node {i})"
