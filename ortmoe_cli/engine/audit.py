@@ -41,4 +41,3 @@ def versions() -> dict[str, str]:
 
     found = {name: version(name) for name in _PACKAGES}
     return found | {"onnxruntime": onnxruntime.__version__, "python": platform.python_version()}
-

@@ -35,7 +35,7 @@ _SCENARIOS = {
 
 
 def compare_models(index: Index, written: Path, progress: Progress) -> list[str]:
-    """Compare the model of `index` with the fused one at `written`. Notes for the report; ParityError if they differ."""
+    """Compare the model of `index` with the fused one at `written`; ParityError if they differ. Notes for the report."""
     _compare_loading(index.model.path, written)
     if index.model.weight_bytes > MEMORY:
         return [
@@ -91,7 +91,7 @@ def _loading_problem(path: Path) -> str | None:
 def _filled(index: Index, found: Mapping[str, Role], feeds: Feeds) -> dict[str, np.ndarray] | None:
     """Values for every input: those that are known, and noise for data. None if an input's shape is unknown."""
     rng = np.random.default_rng(1)
-    values = dict(feeds.values)
+    values = dict(feeds.values) | {name: index.model.array(name) for name in index.overridable}
     for name, info in index.graph_inputs.items():
         shape = feeds.shapes[name]
         if name in values:
@@ -113,16 +113,17 @@ def _compare(title: str, expected: Mapping[str, np.ndarray], got: Mapping[str, n
         if not error <= TOLERANCE:
             raise ParityError(
                 f"{title}: output '{name}' of the fused model differs from the original by {error:.1e} "
-                f"(allowed: {TOLERANCE:.0e}); nothing was written. Please report this; --only moe or --only gqa may help"
+                f"(allowed: {TOLERANCE:.0e}); nothing was written. Please report this; until then --only moe or "
+                "--only gqa may help"
             )
 
 
 def _real_rows(value: np.ndarray, feeds: Feeds) -> np.ndarray:
     """The parts of an output that belong to tokens: what stands at padding is nobody's."""
     batch, total, new = feeds.sizes.batch, feeds.sizes.total, feeds.sizes.new
-    numbers = value.astype(np.float64)
+    numbers: np.ndarray = value.astype(np.float64)
     if value.ndim >= 3 and value.shape[:2] == (batch, new):
-        return numbers[feeds.real[:, total - new :]]
+        return np.asarray(numbers[feeds.real[:, total - new :]])
     if value.ndim == 4 and value.shape[0] == batch and value.shape[2] == total:
-        return numbers.transpose(0, 2, 1, 3)[feeds.real]
+        return np.asarray(numbers.transpose(0, 2, 1, 3)[feeds.real])
     return numbers

@@ -62,7 +62,7 @@ class Cutter:
             if name in reached:
                 continue
             reached.add(name)
-            if name in stops or name in index.model.weights:
+            if name in stops or index.is_initializer(name):
                 continue
             i = index.producer(name)
             if i is None:
@@ -83,7 +83,7 @@ class Cutter:
         values = {name: widen(np.asarray(feeds[name])) for name in region.reached if name in feeds}
         known = dict(values)
         for name in region.reached:
-            if name in self.index.model.weights and name not in values:
+            if self.index.is_initializer(name) and name not in values:
                 values[name] = widen(self.index.model.array(name))
         computed = [name for name in outputs if name not in values]
         results = self._evaluate([self.index.node(i) for i in region.nodes], values, computed, always=known)
@@ -100,7 +100,7 @@ class Cutter:
 
         Raises CutError where the runtime cannot compute it.
         """
-        if name in self.index.model.weights:
+        if self.index.is_initializer(name):
             return self.index.model.array(name)
         if name in self._constants:
             return self._constants[name]
@@ -179,7 +179,7 @@ def _touched(node: NodeProto) -> Iterable[str]:
 
 
 def _is_large(value: np.ndarray) -> bool:
-    return value.nbytes > _INLINE_BYTES or value.dtype.kind == "f" and value.size > _INLINE_ELEMENTS
+    return value.nbytes > _INLINE_BYTES or (value.dtype.kind == "f" and value.size > _INLINE_ELEMENTS)
 
 
 def _numbered(nodes: Sequence[NodeProto], values: Sequence[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from onnx import TensorProto
 
 from ortmoe_cli.graph.index import Index, InputInfo
 from ortmoe_cli.graph.operators import numpy_type
-from ortmoe_cli.graph.roles import FLOATS, Role
+from ortmoe_cli.graph.roles import FLOATS, Role, cache_axis
 
 _TOKEN_RANGE = (3, 120)
 _UNBOUND = 4
@@ -140,7 +140,8 @@ def _fitted(index: Index, roles: Mapping[str, Role], sizes: Sizes) -> Sizes:
         if name == leading:
             batch, new = dims[0] or batch, dims[1] or new
         elif roles[name] is Role.PAST:
-            batch, past = dims[0] or batch, dims[2] if dims[2] is not None else past
+            fixed = dims[cache_axis(index, name)]
+            batch, past = dims[0] or batch, past if fixed is None else fixed
     if Role.PAST not in roles.values():
         past = 0
     return Sizes(batch, new, past)
@@ -204,7 +205,12 @@ class _Binding:
     def _free_to_follow(self, name: str, axis: int) -> bool:
         """A mask is as long as cache and new tokens together, whatever its symbol says."""
         role = self._roles[name]
-        return not (role is Role.MASK and axis and self._sizes.past) and not (role is Role.PAST and axis == 2)
+        return not (role is Role.MASK and axis and self._sizes.past) and not (
+            role is Role.PAST and axis == self._token_axis(name)
+        )
+
+    def _token_axis(self, name: str) -> int:
+        return cache_axis(self._index, name)
 
     def _by_role(self, name: str, axis: int, rank: int) -> int:
         sizes, role = self._sizes, self._roles[name]
@@ -216,7 +222,7 @@ class _Binding:
             return sizes.batch
         if role is Role.MASK:
             return sizes.total if axis == rank - 1 else sizes.new if axis == rank - 2 else 1
-        if role is Role.PAST and axis == 2:
+        if role is Role.PAST and axis == self._token_axis(name):
             return sizes.past
         if role in (Role.TOKENS, Role.HIDDEN) and axis == 1:
             return sizes.new if name == self._leading or role is Role.HIDDEN else sizes.new + _ENCODER_EXTRA

@@ -38,12 +38,16 @@ class Index:
     def __init__(self, model: Model) -> None:
         self.model = model
         graph = model.proto.graph
-        self._nodes = list(graph.node)
+        self._nodes: list[NodeProto] = list(graph.node)
         self._ids: dict[str, int] = {}
         self._names: list[str] = []
         self._op_names: list[str] = []
         op_ids: dict[str, int] = {}
-        ops, reads, read_ends, makes, make_ends = [], [], [], [], []
+        ops: list[int] = []
+        reads: list[int] = []
+        read_ends: list[int] = []
+        makes: list[int] = []
+        make_ends: list[int] = []
         for node in self._nodes:
             op = f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
             if op not in op_ids:
@@ -58,7 +62,7 @@ class Index:
             make_ends.append(len(makes))
         for name in (*model.weights, *(i.name for i in graph.input), *(o.name for o in graph.output)):
             self._id(name)
-        self._ops = np.array(ops, np.int32)
+        self._ops: np.ndarray = np.array(ops, np.int32)
         self._reads, self._read_ends = np.array(reads, np.int32), np.array([0, *read_ends], np.int64)
         count = len(self._names)
         self._producer = np.full(count, -1, np.int32)
@@ -90,7 +94,7 @@ class Index:
 
     def op(self, i: int) -> str:
         """The operator, with its domain unless that is the default one: 'MatMul', 'com.microsoft.MoE'."""
-        return self._op_names[self._ops[i]]
+        return self._op_names[int(self._ops[i])]
 
     def inputs(self, i: int) -> tuple[str, ...]:
         """The inputs as written, '' where one is left out."""
@@ -117,7 +121,7 @@ class Index:
 
     def layer_of(self, *nodes: int) -> int | None:
         """The layer number that the names of these nodes, of their weights or of their scopes agree on, if any."""
-        found = {}
+        found: dict[int, int] = {}
         for i in nodes:
             node = self._nodes[i]
             for text in (node.name, *node.input, *(p.value for p in node.metadata_props), *node.output):
@@ -145,7 +149,7 @@ class Index:
 
     def is_initializer(self, name: str) -> bool:
         """Whether a tensor is an initializer that no caller can override."""
-        return name in self.model.weights and name not in self._overridable
+        return name in self.model.weights and name not in self.overridable
 
     def is_constant(self, name: str) -> bool:
         """Whether a tensor depends on nothing but initializers and Constant nodes."""
@@ -156,7 +160,7 @@ class Index:
     def _constants(self) -> np.ndarray:
         constant = np.zeros(len(self._names), bool)
         for name in self.model.weights:
-            constant[self._ids[name]] = name not in self._overridable
+            constant[self._ids[name]] = name not in self.overridable
         random = {k for k, name in enumerate(self._op_names) if name in _RANDOM}
         for i, node in enumerate(self._nodes):
             reads = self._reads[self._read_ends[i] : self._read_ends[i + 1]]
@@ -167,7 +171,7 @@ class Index:
         return constant
 
     def constant_shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of an initializer or Constant, seen through casts and transposes; None where it takes a run to know."""
+        """The shape of an initializer or Constant, through casts and transposes; None if it takes a run to know."""
         permutations = []
         while name not in self.model.weights:
             i = self.producer(name)
@@ -227,7 +231,7 @@ class Index:
         }
 
     @cached_property
-    def _overridable(self) -> frozenset[str]:
+    def overridable(self) -> frozenset[str]:
         """From IR 4 on, an initializer that is listed as an input is only a default."""
         proto = self.model.proto
         return frozenset(i.name for i in proto.graph.input if proto.ir_version >= 4 and i.name in self.model.weights)

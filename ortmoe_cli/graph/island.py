@@ -117,7 +117,7 @@ class IslandBuilder:
             tuple(self._produced),
             dict(self._constants),
             dict(self._weights),
-            {domain: 1 for domain in sorted(domains)},
+            dict.fromkeys(sorted(domains), 1),
         )
 
     def _variable(self, name: str) -> gs.Variable:
@@ -139,4 +139,3 @@ def _clean(node: NodeProto) -> NodeProto:
         if attribute.HasField("t"):
             attribute.t.name = ""
     return node
-

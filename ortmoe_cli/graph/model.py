@@ -103,13 +103,13 @@ def open_model(path: Path) -> Model:
     try:
         size = path.stat().st_size
         data = np.memmap(path, np.uint8, "r") if size else np.zeros(0, np.uint8)
-        stripped = strip(memoryview(data))
+        stripped = strip(data.data)
         proto = onnx.ModelProto.FromString(stripped.message)
     except (WireError, DecodeError) as error:
         raise ModelError(f"{path} is not an ONNX model: {error}") from error
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    if not proto.HasField("graph") or not proto.opset_import and not proto.ir_version:
+    if not proto.HasField("graph") or (not proto.opset_import and not proto.ir_version):
         raise ModelError(f"{path} is not an ONNX model: it holds no graph")
     if not proto.graph.node:
         raise ModelError(f"{path}: the graph is empty, there is nothing to look at")
@@ -130,7 +130,7 @@ def _weight(path: Path, tensor: TensorProto, raw: tuple[int, int] | None) -> Wei
         raise ModelError(f"{path}: weight '{tensor.name}' has the unknown element type {tensor.data_type}") from error
     external = tensor.data_location == TensorProto.EXTERNAL
     if external:
-        span: Span | None = _external_span(path, tensor, expected)
+        span: Span | None = external_span(path, tensor, expected)
     elif raw:
         span = Span(path, *raw)
     else:
@@ -144,7 +144,7 @@ def _weight(path: Path, tensor: TensorProto, raw: tuple[int, int] | None) -> Wei
     return Weight(tensor.name, tensor.data_type, shape, span, external)
 
 
-def _external_span(path: Path, tensor: TensorProto, expected: int) -> Span:
+def external_span(path: Path, tensor: TensorProto, expected: int) -> Span:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     where = f"{path}: the external data of weight '{tensor.name}'"

@@ -13,6 +13,7 @@ FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorPr
 
 _VIEWS = {"Identity", "Cast", "CastLike", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Expand", "Slice"}
 _OFFSETS = {"Add", "Sub"}
+_ARITHMETIC = _VIEWS | _OFFSETS | {"Mul", "Div", "MatMul", "Einsum", "Gemm", "Concat", "Gather"}
 _CACHE_SLOTS = {
     "Attention": (4, 5),
     "com.microsoft.GroupQueryAttention": (3, 4),
@@ -58,6 +59,8 @@ class Uses:
     """It is an angle's factor: multiplied with a constant vector, or a position for RotaryEmbedding."""
     caches: bool = False
     """Something is appended to it or written into it."""
+    token_axis: int | None = None
+    """The axis along which something is appended to it."""
 
 
 def roles(index: Index) -> dict[str, Role]:
@@ -99,10 +102,17 @@ def _role(info: InputInfo, uses: Uses, embedding: str) -> Role:
     return Role.POSITIONS if rank in (1, 3) and info.dims[-1] != 1 else Role.OTHER
 
 
+def cache_axis(index: Index, name: str) -> int:
+    """Where a cached input of rank 4 has its tokens."""
+    axis = uses_of(index, name).token_axis
+    return 2 if axis is None else axis % 4
+
+
 def uses_of(index: Index, name: str) -> Uses:
     """Follow an input through views, casts and constant offsets to what reads it."""
     tables: dict[str, tuple[int, ...]] = {}
     rotates = caches = False
+    axis: int | None = None
     seen, stack = {name}, [name]
     for _ in range(_MAX_STEPS):
         if not stack:
@@ -111,29 +121,38 @@ def uses_of(index: Index, name: str) -> Uses:
         for i in index.consumers(tensor):
             op, inputs = index.op(i), index.inputs(i)
             slots = [k for k, read in enumerate(inputs) if read == tensor]
-            tables |= _looked_up(index, i, slots)
+            table = _looked_up(index, i, slots)
+            if table is not None and table[1] is not None:
+                tables[table[0]] = table[1]
+            rotates |= table is not None and table[1] is None
             rotates |= any(k in _ROTATIONS.get(op, ()) for k in slots) or _rotates(index, i, tensor)
-            caches |= any(k in _CACHE_SLOTS.get(op, ()) for k in slots) or _appends(index, i, tensor)
+            if _appends(index, i, tensor):
+                caches, axis = True, index.attribute(i, "axis", 0) if axis is None else axis
+            caches |= any(k in _CACHE_SLOTS.get(op, ()) for k in slots)
             view = (op in _VIEWS and 0 in slots) or (op == "Concat" and len(inputs) == 1)
             if view or (op in _OFFSETS and _other_is_constant(index, i, tensor)):
                 for output in index.outputs(i):
                     if output and output not in seen:
                         seen.add(output)
                         stack.append(output)
+    rotates = rotates or _becomes_angle(index, name)
     sizes = {table: math.prod(shape) for table, shape in tables.items()}
-    return Uses(sizes, tuple(shape[0] for shape in tables.values()), rotates, caches)
+    return Uses(sizes, tuple(shape[0] for shape in tables.values()), rotates, caches, axis)
 
 
-def _looked_up(index: Index, i: int, slots: list[int]) -> dict[str, tuple[int, ...]]:
-    """The constant table of numbers (not of integers, as in an index grid) whose rows a node looks up, if it does."""
+def _looked_up(index: Index, i: int, slots: list[int]) -> tuple[str, tuple[int, ...] | None] | None:
+    """The table of numbers (not of integers, as in an index grid) whose rows a node looks up, if it does.
+
+    Its shape is None if the table is computed, as cosines and sines may be.
+    """
     if index.op(i) not in _EMBEDDINGS:
-        return {}
+        return None
     table_slot, row_slot = _EMBEDDINGS[index.op(i)]
     if row_slot not in slots or table_slot >= len(index.inputs(i)):
-        return {}
+        return None
     name, shape = _constant_behind(index, index.inputs(i)[table_slot])
     numbers = index.node(i).domain == "com.microsoft" or index.elem_type(name) in FLOATS
-    return {name: shape} if numbers and shape is not None and len(shape) >= 2 else {}
+    return (name, shape) if numbers and (shape is None or len(shape) >= 2) else None
 
 
 def _rotates(index: Index, i: int, tensor: str) -> bool:
@@ -145,6 +164,20 @@ def _rotates(index: Index, i: int, tensor: str) -> bool:
         return False
     name, shape = _constant_behind(index, others[0])
     return index.elem_type(name) in FLOATS and math.prod(shape or (1,)) > 1
+
+
+def _becomes_angle(index: Index, name: str) -> bool:
+    """Whether arithmetic on the tensor ends in a cosine or sine; masks are counted or compared before they do."""
+    seen, queue = {name}, [name]
+    for tensor in queue:  # grows as it is read
+        for i in index.consumers(tensor):
+            if index.op(i) in ("Cos", "Sin"):
+                return True
+            if index.op(i) in _ARITHMETIC and len(queue) < _MAX_STEPS:
+                fresh = [output for output in index.outputs(i) if output and output not in seen]
+                seen.update(fresh)
+                queue.extend(fresh)
+    return False
 
 
 def _constant_behind(index: Index, name: str) -> tuple[str, tuple[int, ...] | None]:

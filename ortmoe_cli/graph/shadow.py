@@ -7,7 +7,7 @@ which a wrong rewrite gives itself away. What a graph computes does not depend o
 from collections.abc import Mapping
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from ortmoe_cli.graph.types import HALF
 
@@ -67,6 +67,6 @@ def _widen_tensor(tensor: TensorProto) -> None:
         tensor.CopyFrom(numpy_helper.from_array(widen(numpy_helper.to_array(tensor)), tensor.name))
 
 
-def value_info(name: str, array: np.ndarray) -> object:
+def value_info(name: str, array: np.ndarray) -> ValueInfoProto:
     """An input of any shape for this array, so that one session serves every size."""
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), None)

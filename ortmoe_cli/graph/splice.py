@@ -15,6 +15,9 @@ from ortmoe_cli.graph.index import captures
 from ortmoe_cli.graph.island import Island
 from ortmoe_cli.graph.model import Model
 
+_IR_WITH_CONSTANTS = 4
+"""Before this version of the format every initializer had to be listed as an input as well."""
+
 
 def splice(model: Model, islands: Sequence[Island]) -> onnx.ModelProto:
     """A copy of the model's proto with the islands in it. The model itself is left alone.
@@ -68,7 +71,7 @@ def _alive(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> set[int]:
 def _topological(nodes: Sequence[NodeProto], old: int) -> list[NodeProto]:
     """The nodes in an order in which everything is made before it is read.
 
-    The first `old` nodes keep their order as far as that allows; each later one goes right behind the last of its inputs.
+    The first `old` nodes keep their order as far as that allows; each later one goes right behind its last input.
     """
     producer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
     readers: list[list[int]] = [[] for _ in nodes]
@@ -104,7 +107,12 @@ def _drop_unread_initializers(model: Model, graph: onnx.GraphProto, islands: Seq
     kept = [t for t in graph.initializer if t.name in read or t.name in listed or t.name not in read_before]
     _take(graph.initializer, kept)
     for island in islands:
-        graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in island.constants.items() if n in read)
+        for name, value in island.constants.items():
+            if name in read:
+                graph.initializer.append(numpy_helper.from_array(value, name))
+                if model.proto.ir_version < _IR_WITH_CONSTANTS:
+                    elem_type = helper.np_dtype_to_tensor_dtype(value.dtype)
+                    graph.input.append(helper.make_tensor_value_info(name, elem_type, value.shape))
 
 
 def _take(field: Any, values: Sequence[Message]) -> None:

@@ -35,9 +35,9 @@ def elem_type_rule(node: NodeProto, position: int) -> int | Like:
     for attribute in node.attribute:
         if attribute.name == _FROM_ATTRIBUTE.get(op) and attribute.i:
             return int(attribute.i)
-    if op in _BOOL or op == "Dropout" and position == 1:
+    if op in _BOOL or (op == "Dropout" and position == 1):
         return int(TensorProto.BOOL)
-    if op in _INT64 or op in ("TopK", "Unique", "MaxPool") and position:
+    if op in _INT64 or (op in ("TopK", "Unique", "MaxPool") and position):
         return int(TensorProto.INT64)
     if op in ("Constant", "ConstantOfShape"):
         return _constant_type(node)

@@ -17,7 +17,7 @@ def validate(index: Index) -> None:
                 raise ModelError(f"{path}: invalid graph: {_called(index, i)} reads '{name}', which is {problem}")
         for name in index.outputs(i):
             if name and name in made:
-                raise ModelError(f"{path}: invalid graph: '{name}' is made twice, the second time by {_called(index, i)}")
+                raise ModelError(f"{path}: invalid graph: '{name}' is made twice, now by {_called(index, i)}")
             made.add(name)
     if not index.graph_outputs:
         raise ModelError(f"{path}: invalid graph: it has no outputs")

@@ -35,10 +35,10 @@ def strip(data: memoryview) -> Stripped:
     raw: dict[int, tuple[int, int]] = {}
     pieces: list[bytes | memoryview] = []
     kept = count = 0
-    for field, start, body, end in _fields(data, 0, len(data)):
+    for field, start, body, end in fields(data, 0, len(data)):
         if field == _MODEL_GRAPH:
             graph, count = _strip_graph(data, body, end, count, raw)
-            pieces += [data[kept:start], _tag(_MODEL_GRAPH, sum(map(len, graph))), *graph]
+            pieces += [data[kept:start], tag(_MODEL_GRAPH, sum(map(len, graph))), *graph]
             kept = end
     pieces.append(data[kept:])
     return Stripped(b"".join(pieces), raw)
@@ -49,13 +49,13 @@ def _strip_graph(
 ) -> tuple[list[bytes | memoryview], int]:
     pieces: list[bytes | memoryview] = []
     kept = begin
-    for field, start, body, end in _fields(data, begin, stop):
+    for field, start, body, end in fields(data, begin, stop):
         if field != _GRAPH_INITIALIZER:
             continue
         if end - body >= BIG:
             tensor = _strip_tensor(data, body, end, count, raw)
             if tensor is not None:
-                pieces += [data[kept:start], _tag(_GRAPH_INITIALIZER, sum(map(len, tensor))), *tensor]
+                pieces += [data[kept:start], tag(_GRAPH_INITIALIZER, sum(map(len, tensor))), *tensor]
                 kept = end
         count += 1
     pieces.append(data[kept:stop])
@@ -65,14 +65,14 @@ def _strip_graph(
 def _strip_tensor(
     data: memoryview, begin: int, stop: int, position: int, raw: dict[int, tuple[int, int]]
 ) -> list[memoryview] | None:
-    for field, start, body, end in _fields(data, begin, stop):
+    for field, start, body, end in fields(data, begin, stop):
         if field == _TENSOR_RAW_DATA and end - body >= BIG:
             raw[position] = (body, end - body)
             return [data[begin:start], data[end:stop]]
     return None
 
 
-def _fields(data: memoryview, position: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+def fields(data: memoryview, position: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
     """(field number, start of the tag, start of the body, end of the body) of each length-delimited field."""
     while position < stop:
         start = position
@@ -106,7 +106,7 @@ def _varint(data: memoryview, position: int, stop: int) -> tuple[int, int]:
     raise WireError("a number runs past the end")
 
 
-def _tag(field: int, length: int) -> bytes:
+def tag(field: int, length: int) -> bytes:
     """The bytes that open a length-delimited field."""
     return encode_varint(field << 3 | _BYTES) + encode_varint(length)
 

@@ -39,7 +39,8 @@ def test_against_a_plain_walk(tmp_path_factory, proto: onnx.ModelProto) -> None:
     constant, from_x = {"c"}, {"x"}
     for i, node in enumerate(proto.graph.node):
         reads = [name for name in node.input if name]
-        assert index.inputs(i) == tuple(node.input) and index.reads(i) == tuple(reads)
+        assert index.inputs(i) == tuple(node.input)
+        assert index.reads(i) == tuple(reads)
         assert index.producer(node.output[0]) == i
         if all(name in constant for name in reads):
             constant.add(node.output[0])
@@ -51,7 +52,9 @@ def test_against_a_plain_walk(tmp_path_factory, proto: onnx.ModelProto) -> None:
         assert index.is_constant(name) == (name in constant)
         assert index.elem_type(name) == TensorProto.FLOAT
     assert index.descendants(["x"]) == from_x
-    assert index.producer("unknown") is None and index.consumers("unknown") == () and not index.is_constant("unknown")
+    assert index.producer("unknown") is None
+    assert index.consumers("unknown") == ()
+    assert not index.is_constant("unknown")
 
 
 def test_element_types_without_annotations(tmp_path: Path) -> None:
@@ -96,7 +99,8 @@ def test_constant_shapes_through_transposes(tmp_path: Path) -> None:
         [numpy_helper.from_array(value, name) for name, value in weights.items()],
     )  # fmt: skip
     index = opened(tmp_path, helper.make_model(graph, ir_version=10))
-    assert index.constant_shape("cast") == (4, 2, 3) and index.constant_shape("back") == (3, 2, 4)
+    assert index.constant_shape("cast") == (4, 2, 3)
+    assert index.constant_shape("back") == (3, 2, 4)
     assert index.constant_shape("reshaped") is None
 
 

@@ -1,5 +1,6 @@
 """Opening: weights stay in the file, and every way in which a file can be broken is one clear line."""
 
+import contextlib
 from pathlib import Path
 
 import ml_dtypes
@@ -44,7 +45,8 @@ def test_weights_read_as_onnx_reads_them(
     assert list(model.weights) == list(weights)
     for name, value in weights.items():
         read = model.array(name)
-        assert read.dtype == value.dtype and read.shape == value.shape
+        assert read.dtype == value.dtype
+        assert read.shape == value.shape
         assert np.array_equal(read.astype(np.float32), value.astype(np.float32))
     if not external:
         assert len(model.proto.SerializeToString()) < 8 * BIG + 1024 * len(plan)
@@ -153,7 +155,5 @@ def test_graphs_that_contradict_themselves(
 
 @given(st.binary(max_size=200))
 def test_strip_never_hangs_or_crashes(data: bytes) -> None:
-    try:
+    with contextlib.suppress(WireError):
         assert strip(memoryview(data)).message is not None
-    except WireError:
-        pass

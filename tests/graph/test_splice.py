@@ -27,7 +27,10 @@ def doubled() -> onnx.ModelProto:
         "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("y", "z")],
-        [numpy_helper.from_array(np.array(2, np.float32), "two"), numpy_helper.from_array(np.zeros(3), "unread before")],
+        [
+            numpy_helper.from_array(np.array(2, np.float32), "two"),
+            numpy_helper.from_array(np.zeros(3), "unread before"),
+        ],
         value_info=[helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("a", "b")],
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
@@ -93,9 +96,11 @@ def test_a_listed_initializer_stays_an_input(tmp_path: Path) -> None:
     proto.graph.input.append(helper.make_tensor_value_info("two", TensorProto.FLOAT, []))
     model = opened(tmp_path, proto)
     index = Index(model)
-    assert index.is_constant("unread before") and not index.is_constant("two")
+    assert index.is_constant("unread before")
+    assert not index.is_constant("two")
     out = splice(model, [island()])
-    assert "two" in [t.name for t in out.graph.initializer] and "two" in [i.name for i in out.graph.input]
+    assert "two" in [t.name for t in out.graph.initializer]
+    assert "two" in [i.name for i in out.graph.input]
 
 
 def test_an_island_may_not_read_what_it_replaces() -> None:
@@ -116,5 +121,6 @@ def test_captured_tensors_keep_their_producers(tmp_path: Path) -> None:
     proto.graph.node.append(node)
     proto.graph.output.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, ["n"]))
     out = splice(opened(tmp_path, proto), [island()])
-    assert "double" in [n.name for n in out.graph.node] and "relu" not in [n.name for n in out.graph.node]
+    assert "double" in [n.name for n in out.graph.node]
+    assert "relu" not in [n.name for n in out.graph.node]
     assert onnx.load_from_string(out.SerializeToString()) == out

@@ -1,0 +1,57 @@
+"""The weights of a sum: which c solve y = Σ c_j · column_j, token by token, and what they leave unexplained."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+RESIDUAL = 1e-4
+"""A remainder below this share of the output is rounding."""
+_RANK = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """C (T,n), the remainder of each token (T,) as a share of its output, and whether no other C does as well."""
+
+    weights: Array
+    residual: Array
+    unique: bool
+
+    @property
+    def worst(self) -> float:
+        return float(self.residual.max(initial=0.0))
+
+
+def solve(columns: Sequence[Array], outputs: Sequence[Array]) -> Solution:
+    """Least squares for each token. Every entry of `columns` (T,n,H) and `outputs` (T,H) is one probe of the same
+    logits with other hidden states, so C is the same in all of them: more equations where H is small."""
+    tokens, count, _ = columns[0].shape
+    weights, residual, unique = np.zeros((tokens, count)), np.zeros(tokens), True
+    for t in range(tokens):
+        matrix = np.concatenate([_scaled(c[t], y[t]) for c, y in zip(columns, outputs, strict=True)], axis=1).T
+        wanted = np.concatenate([_unit(y[t]) for y in outputs])
+        size = np.linalg.norm(matrix, axis=0)
+        size[size == 0] = 1
+        factors, _, _, singular = np.linalg.lstsq(matrix / size, wanted, rcond=_RANK)
+        unique &= len(singular) == 0 or bool(singular[-1] > 1e-6 * singular[0])
+        weights[t] = factors / size
+        residual[t] = np.abs(matrix @ weights[t] - wanted).max(initial=0.0)
+    return Solution(weights, residual, unique and sum(c.shape[2] for c in columns) >= count)
+
+
+def _largest(y: Array) -> float:
+    return float(np.abs(y).max(initial=0.0)) or 1.0
+
+
+def _unit(y: Array) -> Array:
+    return y.astype(np.float64) / _largest(y)
+
+
+def _scaled(column: Array, y: Array) -> Array:
+    """Each probe counts the same, whatever the size of its hidden states."""
+    return column.astype(np.float64) / _largest(y)

@@ -1,0 +1,182 @@
+"""Finds the Mixture-of-Experts blocks of a model and decides on each."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from ortmoe_cli.graph.cut import CutError
+from ortmoe_cli.graph.index import Index
+from ortmoe_cli.moe.already import already_fused, reaches_fused
+from ortmoe_cli.moe.anchor import Router, find_routers
+from ortmoe_cli.moe.bench import Array, Bench, Probes, Unknown
+from ortmoe_cli.moe.dominators import PostDominators
+from ortmoe_cli.moe.emit import emit
+from ortmoe_cli.moe.evidence import ahead, shape_of, weigh
+from ortmoe_cli.moe.identify import identify
+from ortmoe_cli.moe.outcomes import fusion, refusal
+from ortmoe_cli.moe.pages import drop_pages
+from ortmoe_cli.moe.products import find_products
+from ortmoe_cli.moe.refuse import Refused
+from ortmoe_cli.moe.region import Cone, Cut, cone_of, cut, exits
+from ortmoe_cli.moe.scene import Scene, sampler_of
+from ortmoe_cli.moe.verify import Verifier
+from ortmoe_cli.outcome import Check, Context, Outcome
+from ortmoe_cli.weights.store import lookup
+
+_MOST_EXITS = 6
+
+
+def find(context: Context) -> list[Outcome]:
+    """Every block of experts, in graph order: fused by the model's exporter, to be fused, or refused."""
+    index = context.index
+    found: list[Outcome] = list(already_fused(index))
+    routers = [
+        r for r in find_routers(index, lambda c: shape_of(index, context.cutter, c)) if not reaches_fused(index, r)
+    ]
+    if not routers:
+        return found
+    finder = _Finder(context)
+    for done, router in enumerate(routers):
+        context.progress("experts", done, len(routers))
+        outcome = finder.outcome(router)
+        if outcome is not None:
+            found.append(outcome)
+    context.progress("experts", len(routers), len(routers))
+    return found
+
+
+class _Finder:
+    def __init__(self, context: Context) -> None:
+        self.context, self.index = context, context.index
+        self.probes = Probes(context.index)
+        self.tree = PostDominators(context.index)
+
+    def outcome(self, router: Router) -> Outcome | None:
+        """What becomes of one router; None if it has nothing to do with experts."""
+        try:
+            return self._fusion(router)
+        except Refused as reason:
+            found = reason
+        except CutError as error:
+            found = Refused("MOE111", f"the block does not run on its own ({error.detail})")
+        evidence = weigh(self.index, self.context.cutter, router, self._piece(router))
+        if not evidence.convinces and found.code not in ("MOE101", "MOE103", "MOE106", "MOE114", "MOE110"):
+            return None
+        better = evidence.reason(found)
+        return refusal(self.index, router, better)
+
+    def _fusion(self, router: Router) -> Outcome:
+        scene = self._scene(router)
+        try:
+            return self._proven(router, scene)
+        finally:
+            drop_pages(scene.constants.values())
+
+    def _proven(self, router: Router, scene: Scene) -> Outcome:
+        sampler = sampler_of(scene)
+        block = identify(scene, sampler)
+        rewrite = emit(self.index, block, scene.source, f"moe_{router.node}")
+        checks: tuple[Check, ...] = ()
+        if self.context.options.verify != "none":
+            verifier = Verifier(self.index, scene.bench, block, rewrite, sampler, scene.source)
+            checks = verifier.verify(full=self.context.options.verify == "full")
+        return fusion(self.index, block, rewrite, checks, self.context.options)
+
+    def _scene(self, router: Router) -> Scene:
+        """The piece of graph behind a router that can be evaluated from hidden states and logits alone."""
+        for hidden, width in self._hidden_states(router):
+            for tree in self._trees():
+                scene = self._scene_from(router, hidden, width, tree)
+                if scene is not None:
+                    return scene
+        raise Refused("MOE111", "nothing behind the router can be computed from the hidden states and the logits alone")
+
+    def _trees(self) -> Iterator[PostDominators]:
+        yield self.tree
+        if len(self.index.graph_outputs) > 1:
+            yield PostDominators(self.index, {main_output(self.index)})
+
+    def _hidden_states(self, router: Router) -> Iterator[tuple[str, int]]:
+        """The tensor that the router reads, then those that it was made from: experts may see it before a norm."""
+        yield router.hidden, router.width
+        at = self.probes.at(1, 16)
+        stack, seen = [router.hidden], {router.hidden}
+        while stack and len(seen) < 16:
+            i = self.index.producer(stack.pop(0))
+            for name in self.index.reads(i) if i is not None else ():
+                shape = at.shape(name)
+                if name in seen or self.index.is_constant(name) or not shape or len(shape) < 2 or shape[-1] < 2:
+                    continue
+                seen.add(name)
+                stack.append(name)
+                yield name, shape[-1]
+
+    def _scene_from(self, router: Router, hidden: str, width: int, tree: PostDominators) -> Scene | None:
+        index = self.index
+        ways_out = exits(index, tree, router)
+        if not ways_out:
+            return None
+        last = max(i for name in ways_out if (i := index.producer(name)) is not None)
+        cone = cone_of(index, hidden, router.logits, last)
+        bench = Bench(self.context.cutter, self.probes, router, hidden, width)
+        good: list[str] = []
+        for name in ways_out:
+            if not self._evaluates(bench, cut(index, cone, [name]).outside):
+                break
+            if name in cone.hidden and self._may_be_exit(bench, name):
+                good.append(name)
+            if len(good) == _MOST_EXITS:
+                break
+        if not good:
+            return None
+        region = cut(index, cone, good)
+        products = tuple(find_products(index, cone, region))
+        if not products:
+            return None
+        constants: dict[str, Array] = {}
+
+        def source(name: str) -> Array:
+            if name not in constants:
+                constants[name] = lookup(index, self.context.cutter, name)
+            return constants[name]
+
+        return Scene(index, bench, cone, tuple(good), region, products, source, constants)
+
+    def _may_be_exit(self, bench: Bench, name: str) -> bool:
+        at, setting = bench.typical(frozenset())
+        shape = at.shape(name)
+        return shape is None or (shape[-1:] == (bench.width,) and math.prod(shape) == setting.tokens * bench.width)
+
+    def _evaluates(self, bench: Bench, outside: frozenset[str]) -> bool:
+        try:
+            bench.setting(1, 16, outside)
+        except Unknown:
+            return False
+        return True
+
+    def _piece(self, router: Router) -> tuple[Cone, Cut]:
+        """The nodes behind a router that evidence is taken from: the scene, or what lies ahead of the first exit."""
+        try:
+            scene = self._scene(router)
+            return scene.cone, scene.region
+        except Refused:
+            return ahead(self.index, self.tree, router)
+
+
+def main_output(index: Index) -> str:
+    """The output that most of the graph leads to."""
+    size = {name: len(_ancestors(index, name)) for name in index.graph_outputs}
+    return max(size, key=lambda name: size[name])
+
+
+def _ancestors(index: Index, name: str) -> set[int]:
+    found: set[int] = set()
+    stack: list[str] = [name]
+    while stack:
+        i = index.producer(stack.pop())
+        if i is not None and i not in found:
+            found.add(i)
+            stack += index.reads(i)
+    return found
+
+
+__all__: Sequence[str] = ["find"]

@@ -1,0 +1,257 @@
+"""One exit on trial: is it a weighted sum of the experts, with weights that the graph holds?"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortmoe_cli.moe.assemble import Assembly
+from ortmoe_cli.moe.block import Addition, Block
+from ortmoe_cli.moe.coefficients import RESIDUAL, Solution, solve
+from ortmoe_cli.moe.experts import Experts
+from ortmoe_cli.moe.refuse import Refused
+from ortmoe_cli.moe.region import cut
+from ortmoe_cli.moe.routing import Dense, Routing, describe, match, sources
+from ortmoe_cli.moe.samples import Run, Samples
+from ortmoe_cli.moe.sampling import Hits, Sampler, wanted_outputs
+from ortmoe_cli.moe.scene import Scene
+
+Array = NDArray[Any]
+
+_MATCH = 1e-3
+"""Weights that differ by less than this share of the largest are the same; verification is stricter."""
+_SPARE = 4
+"""So many more equations than unknowns are wanted."""
+_USUAL_CHOSEN = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """An exit with all that was sampled. names: tensors that may hold the routing; edges: tensors made of X0 alone
+    that meet it."""
+
+    scene: Scene
+    sampler: Sampler
+    samples: Samples
+    assembly: Assembly
+    hits: Hits
+    exit: str
+    names: tuple[str, ...]
+    edges: tuple[str, ...]
+
+    @property
+    def width(self) -> int:
+        return self.scene.bench.width
+
+    def block(self) -> Block:
+        """The block, if the exit is one. Raises Refused."""
+        added = self._added()
+        solution, added = self._solve(added)
+        if solution.worst > RESIDUAL:
+            scaled = self._input_scaled(self._added())
+            if scaled is not None:
+                routing, additions = scaled
+                experts = self.assembly.experts
+                return self._finished(experts, routing, additions, self._given(routing), input_scale=True)
+            remainder = f"remainder {solution.worst:.1e} of the output"
+            raise Refused("MOE109", "the output is no weighted sum of the experts", remainder)
+        additions, keep = self._additions(solution.weights, added)
+        weights = solution.weights[:, keep]
+        routed = self.scene.router.experts
+        if len(keep) < routed:
+            raise Refused("MOE101", f"{len(keep)} of {routed} experts are in the file")
+        if len(keep) > routed:
+            raise Refused("MOE108", f"{len(keep)} bodies of experts for a router of {routed}")
+        if weights.min(initial=0.0) < -_MATCH * np.abs(weights).max(initial=0.0):
+            raise Refused("MOE106", f"routing weights go down to {weights.min():.2g}")
+        routing = self._routing(weights, solution.unique)
+        members = [self.assembly.experts.members[b] for b in keep]
+        experts = replace(self.assembly.experts, members=tuple(members[b] for b in routing.order))
+        return self._finished(experts, routing, additions, _clean(weights[:, list(routing.order)]))
+
+    def _finished(
+        self,
+        experts: Experts,
+        routing: Routing,
+        additions: tuple[Addition, ...],
+        weights: Array,
+        input_scale: bool = False,
+    ) -> Block:
+        scene = self.scene
+        return Block(
+            scene.router,
+            scene.cone,
+            cut(scene.index, scene.cone, [self.exit]),
+            self.exit,
+            self.assembly.input,
+            self.width,
+            experts,
+            routing.source,
+            routing.scale,
+            additions,
+            self.hits.count,
+            self._shape_source(),
+            describe(self.samples.logits.astype(np.float64), weights),
+            self.sampler.row_bytes,
+            input_scale,
+        )
+
+    # --- the sum
+
+    def _inputs(self, samples: Samples) -> Array:
+        """What the experts read, (T,H)."""
+        name = self.assembly.input
+        x = samples.hidden if name == self.scene.cone.hidden_states else samples.per_token(name, self.width)
+        if x is None:
+            raise Refused("MOE108", "the experts do not read one row per token")
+        return x
+
+    def _outputs(self, samples: Samples) -> Array:
+        y = samples.per_token(self.exit, self.width)
+        assert y is not None
+        return y
+
+    def _added(self) -> tuple[str, ...]:
+        """Tensors (T,H) that may be added: made of X0 alone, read on the way to the exit, and no body's own result."""
+        own = frozenset[str]().union(*self.assembly.own)
+        nodes = cut(self.scene.index, self.scene.cone, [self.exit]).nodes
+        read = {name for i in nodes for name in self.scene.index.reads(i)} | {self.scene.cone.hidden_states}
+        return tuple(
+            name for name in self.edges if name in read and name not in own and self._value(self.samples, name).size
+        )
+
+    def _value(self, samples: Samples, name: str) -> Array:
+        """A tensor (T,H), empty if it is not one."""
+        found = samples.hidden if name == self.scene.cone.hidden_states else samples.per_token(name, self.width)
+        return np.zeros((0, 0)) if found is None else found
+
+    def _solve(self, added: tuple[str, ...]) -> tuple[Solution, tuple[str, ...]]:
+        """The weights of the experts alone, or if these leave a remainder, with what may be added."""
+        count = len(self.assembly.experts.members)
+        all_samples = [self.samples]
+        for _ in range(-(-(count + len(added) + _SPARE) // self.width) - 1):
+            all_samples.append(self._again(len(all_samples), added))
+        columns = [self.assembly.experts.outputs(self.scene.source, self._inputs(s)) for s in all_samples]
+        outputs = [self._outputs(s) for s in all_samples]
+        solution = solve(columns, outputs)
+        if solution.worst <= RESIDUAL or not added:
+            return solution, ()
+        extra = [np.stack([self._value(s, name) for name in added], axis=1) for s in all_samples]
+        wider = [np.concatenate([c, e], axis=1) for c, e in zip(columns, extra, strict=True)]
+        return solve(wider, outputs), added
+
+    def _again(self, seed: int, added: Sequence[str]) -> Samples:
+        """More equations: other hidden states with the same logits."""
+        rng, runs = np.random.default_rng(seed), []
+        names = wanted_outputs([self.exit, *added, self.assembly.input])
+        for run in self.samples.runs:
+            hidden = rng.standard_normal(run.hidden.shape).astype(np.float32)
+            setting = next(s for s in self.sampler.settings(len(run.hidden)) if s.tokens == len(run.hidden))
+            runs.append(Run(hidden, run.logits, self.scene.bench.run(setting, names, hidden, run.logits)))
+        return Samples(tuple(runs))
+
+    def _additions(self, weights: Array, added: Sequence[str]) -> tuple[tuple[Addition, ...], list[int]]:
+        """What is added whatever the routing, and which bodies are routed."""
+        count = len(self.assembly.experts.members)
+        largest = float(np.abs(weights).max(initial=0.0))
+        keep, found = list(range(count)), []
+        if self.assembly.unrouted and not self.assembly.stacked and count > self.scene.router.experts:
+            for b in range(count):
+                column = weights[:, b]
+                tensor = min(self.assembly.own[b] & set(self.edges), default="")
+                if tensor and np.ptp(column) < _MATCH * largest and abs(column.mean()) > _MATCH * largest:
+                    keep.remove(b)
+                    found.append(Addition(tensor, _plain(float(column.mean()))))
+        return (*found, *self._constant(weights[:, count:], added)), keep
+
+    @staticmethod
+    def _constant(weights: Array, added: Sequence[str]) -> tuple[Addition, ...]:
+        """The tensors that are added with the same factor for every token: weights (T,n)."""
+        found = []
+        for name, column in zip(added, weights.T, strict=False):
+            if np.abs(column).max(initial=0.0) < _MATCH:
+                continue
+            if np.ptp(column) > _MATCH * np.abs(column).max():
+                raise Refused("MOE109", f"'{name}' is added with a factor that depends on the token")
+            found.append(Addition(name, _plain(float(column.mean()))))
+        return tuple(found)
+
+    # --- the routing
+
+    def _sources(self, weights: Array | None) -> Iterable[tuple[Routing, Array]]:
+        """Every source of routing in the graph, with its weights (T,E)."""
+        routed = self.scene.router.experts
+        most = _USUAL_CHOSEN if weights is None else int((_clean(weights) != 0).sum(axis=1).max(initial=1))
+        for source, given in sources(self.samples, self.names, routed, min(routed, max(_USUAL_CHOSEN, most))):
+            yield Routing(source, tuple(range(routed)), 1.0, 0.0), given
+
+    def _routing(self, weights: Array, unique: bool) -> Routing:
+        """The tensors of the graph that hold these weights (T,E). Raises Refused."""
+        best: Routing | None = None
+        varying = False
+        for routing, given in self._sources(weights):
+            found = match(weights, given, self.assembly.stacked)
+            if found is None or (unique and found.error > _MATCH):
+                continue
+            if isinstance(routing.source, Dense) and _varies(given):
+                varying = True
+                continue
+            if best is None or (found.error < 0.5 * best.error and best.error > _MATCH / 100):
+                best = replace(found, source=routing.source)
+        counts = (_clean(weights) != 0).sum(axis=1)
+        if best is None and varying:
+            raise Refused("MOE116", f"tokens use {counts.min()} to {counts.max()} experts")
+        if best is None:
+            nearest = f"{counts.min(initial=0)} to {counts.max(initial=0)} experts per token"
+            raise Refused("MOE110", "no tensor of the graph holds the weights of the experts", nearest)
+        return best
+
+    def _given(self, routing: Routing) -> Array:
+        return next(given for found, given in self._sources(None) if found.source == routing.source)
+
+    def _input_scaled(self, added: Sequence[str]) -> tuple[Routing, tuple[Addition, ...]] | None:
+        """The routing, if it scales what the experts read: y = Σ expert_e(w_e · x) + additions. Raises Refused for
+        k > 1."""
+        x, y = self._inputs(self.samples), self._outputs(self.samples).astype(np.float64)
+        if not self.assembly.stacked:
+            return None
+        extra = [self._value(self.samples, name) for name in added] or [np.zeros_like(x)]
+        for routing, given in self._sources(None):
+            scaled = self.assembly.experts.scaled_outputs(self.scene.source, x, given).sum(axis=1)
+            columns = np.stack([scaled, *extra], axis=1)
+            solution = solve([columns], [y])
+            if solution.worst > RESIDUAL or np.abs(solution.weights[:, 0] - 1).max(initial=0.0) > _MATCH:
+                continue
+            if routing.source.chosen > 1:
+                raise Refused("MOE104", f"routing scales the input of {routing.source.chosen} experts per token")
+            return routing, self._constant(solution.weights[:, 1:], added)
+        return None
+
+    def _shape_source(self) -> str:
+        """A tensor that has the exit's shape: X0, or '' where the exit is (T,H)."""
+        shape = self.samples.first(self.exit).shape
+        if len(shape) == 2:
+            return ""
+        setting = next(s for s in self.sampler.settings(len(self.samples.runs[0].hidden)))
+        for name in (self.scene.cone.hidden_states, self.assembly.input):
+            have = setting.hidden_shape if name == self.scene.cone.hidden_states else self.samples.first(name).shape
+            if tuple(have) == tuple(shape):
+                return name
+        raise Refused("MOE107", f"the exit has the shape {list(shape)}, which nothing at hand has")
+
+
+def _varies(given: Array) -> bool:
+    """Whether tokens use different numbers of experts: weights (T,E)."""
+    counts = (given != 0).sum(axis=1)
+    return bool(counts.min() != counts.max() and counts.max() < given.shape[1])
+
+
+def _clean(weights: Array) -> Array:
+    """Weights without the noise of the solution."""
+    return np.where(np.abs(weights) < _MATCH * np.abs(weights).max(initial=0.0), 0.0, weights)
+
+
+def _plain(factor: float) -> float:
+    return 1.0 if abs(factor - 1) < _MATCH else factor

@@ -1,0 +1,3 @@
+from tests.cli.conftest import plain_screen
+
+__all__ = ["plain_screen"]
