@@ -14,8 +14,9 @@ import onnx
 import onnxruntime as ort
 from onnx import NodeProto, helper, numpy_helper
 
-from ortmoe_cli.graph.index import Index, captures, constant_value
+from ortmoe_cli.graph.index import Index, constant_value
 from ortmoe_cli.graph.island import Island
+from ortmoe_cli.graph.order import reads_of
 from ortmoe_cli.graph.shadow import shadow_node, value_info, widen
 
 _INLINE_ELEMENTS = 32
@@ -126,7 +127,7 @@ class Cutter:
         """Run nodes on values. Values that are large, or named in `always`, are fed; the others are built in."""
         if not outputs:
             return {}
-        read = {name for node in nodes for name in _touched(node)}
+        read = {name for node in nodes for name in reads_of(node)}
         used = [name for name in sorted(values) if name in read or name in outputs]
         names = _numbered(nodes, used)
         fed = [name for name in used if name in always or _is_large(values[name])]
@@ -174,10 +175,6 @@ class Cutter:
         return session
 
 
-def _touched(node: NodeProto) -> Iterable[str]:
-    return (*node.input, *captures(node))
-
-
 def _is_large(value: np.ndarray) -> bool:
     return value.nbytes > _INLINE_BYTES or (value.dtype.kind == "f" and value.size > _INLINE_ELEMENTS)
 
@@ -186,7 +183,7 @@ def _numbered(nodes: Sequence[NodeProto], values: Sequence[str]) -> dict[str, st
     """Names by order of appearance, so that pieces of equal structure become equal bytes."""
     names: dict[str, str] = {}
     for node in nodes:
-        for name in (*_touched(node), *node.output):
+        for name in (*reads_of(node), *node.output):
             if name and name not in names:
                 names[name] = f"t{len(names)}"
     for name in values:

@@ -5,16 +5,18 @@ decoder of a million nodes has several million edges and one Python object per e
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, NodeProto, helper, numpy_helper
+from onnx import AttributeProto, NodeProto, helper, numpy_helper
 
 from ortmoe_cli.graph.model import Model
+from ortmoe_cli.graph.order import CycleError, captures, topological
 from ortmoe_cli.graph.types import Like, elem_type_rule
 
 _RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
@@ -33,12 +35,22 @@ class InputInfo:
 
 
 class Index:
-    """The graph of a model, indexed once."""
+    """The graph of a model, indexed once.
+
+    Nodes are numbered in an order in which everything is made before it is read. That is the order of the file, but for
+    the converters that append nodes at the end, which ONNX forbids and the runtime allows.
+    """
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        graph = model.proto.graph
-        self._nodes: list[NodeProto] = list(graph.node)
+        self._fill(list(model.proto.graph.node))
+        if (self._producer[self._reads] >= self._readers_in_order).any():
+            with suppress(CycleError):  # `validate` will say so
+                self._fill(topological(self._nodes))
+
+    def _fill(self, nodes: list[NodeProto]) -> None:
+        model, graph = self.model, self.model.proto.graph
+        self._nodes = nodes
         self._ids: dict[str, int] = {}
         self._names: list[str] = []
         self._op_names: list[str] = []
@@ -69,10 +81,14 @@ class Index:
         self._producer[np.array(makes, np.int64)] = np.repeat(
             np.arange(len(ops), dtype=np.int32), np.diff([0, *make_ends])
         )
-        readers = np.repeat(np.arange(len(ops), dtype=np.int32), np.diff(self._read_ends))
         order = np.argsort(self._reads, kind="stable")
-        self._readers = readers[order]
+        self._readers = self._readers_in_order[order]
         self._reader_ends = np.concatenate([[0], np.cumsum(np.bincount(self._reads, minlength=count))])
+
+    @property
+    def _readers_in_order(self) -> np.ndarray:
+        """For each read, the node that reads."""
+        return np.repeat(np.arange(len(self._nodes), dtype=np.int32), np.diff(self._read_ends))
 
     def _id(self, name: str) -> int:
         found = self._ids.get(name)
@@ -268,30 +284,6 @@ def _dims(info: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
     return tuple(
         dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in info.type.tensor_type.shape.dim
     )
-
-
-def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
-    """The graphs that a node holds in its attributes."""
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def captures(node: NodeProto) -> tuple[str, ...]:
-    """The outer tensors that a node's subgraphs read, in order, without repeats."""
-    found: dict[str, None] = {}
-    for graph in subgraphs(node):
-        inner = {i.name for i in graph.input} | {t.name for t in graph.initializer}
-        for child in graph.node:
-            for name in (*child.input, *captures(child)):
-                if name and name not in inner:
-                    found[name] = None
-            inner.update(child.output)
-        for output in graph.output:
-            if output.name not in inner:
-                found[output.name] = None
-    return tuple(found)
 
 
 def attribute_value(attribute: AttributeProto) -> Any:

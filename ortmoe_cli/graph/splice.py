@@ -3,7 +3,6 @@
 Everything else stays: nodes that survive are byte-equal, and so are metadata, functions, names and opset imports.
 """
 
-import heapq
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,9 +10,9 @@ import onnx
 from google.protobuf.message import Message
 from onnx import NodeProto, helper, numpy_helper
 
-from ortmoe_cli.graph.index import captures
 from ortmoe_cli.graph.island import Island
 from ortmoe_cli.graph.model import Model
+from ortmoe_cli.graph.order import reads_of, topological
 
 _IR_WITH_CONSTANTS = 4
 """Before this version of the format every initializer had to be listed as an input as well."""
@@ -41,7 +40,7 @@ def splice(model: Model, islands: Sequence[Island]) -> onnx.ModelProto:
     alive = _alive(nodes, outputs)
     kept = [i for i in range(len(nodes)) if i in alive or (i < len(before) and i not in alive_before)]
     old = sum(i < len(before) for i in kept)
-    _take(graph.node, _topological([nodes[i] for i in kept], old))
+    _take(graph.node, topological([nodes[i] for i in kept], old))
     _drop_unread_initializers(model, graph, islands)
     names = {name for node in graph.node for name in node.output}
     names |= {info.name for info in (*graph.input, *graph.output)} | {t.name for t in graph.initializer}
@@ -64,45 +63,14 @@ def _alive(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> set[int]:
         if i in alive:
             continue
         alive.add(i)
-        stack.extend(producer[name] for name in _reads(nodes[i]) if name in producer)
+        stack.extend(producer[name] for name in reads_of(nodes[i]) if name in producer)
     return alive
-
-
-def _topological(nodes: Sequence[NodeProto], old: int) -> list[NodeProto]:
-    """The nodes in an order in which everything is made before it is read.
-
-    The first `old` nodes keep their order as far as that allows; each later one goes right behind its last input.
-    """
-    producer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    readers: list[list[int]] = [[] for _ in nodes]
-    waiting = [0] * len(nodes)
-    for i, node in enumerate(nodes):
-        for j in {producer[name] for name in _reads(node) if name in producer}:
-            readers[j].append(i)
-            waiting[i] += 1
-    ready = [(i if i < old else -1, i) for i, count in enumerate(waiting) if not count]
-    heapq.heapify(ready)
-    ordered = []
-    while ready:
-        place, i = heapq.heappop(ready)
-        ordered.append(nodes[i])
-        for j in readers[i]:
-            waiting[j] -= 1
-            if not waiting[j]:
-                heapq.heappush(ready, (j if j < old else place, j))
-    if len(ordered) != len(nodes):
-        raise ValueError("the graph with its replacements has a cycle")
-    return ordered
-
-
-def _reads(node: NodeProto) -> Iterable[str]:
-    return (*(name for name in node.input if name), *captures(node))
 
 
 def _drop_unread_initializers(model: Model, graph: onnx.GraphProto, islands: Sequence[Island]) -> None:
     """Initializers that only removed nodes read go; one that is listed as an input stays, for the input must stay."""
-    read_before = {name for node in model.proto.graph.node for name in _reads(node)}
-    read = {name for node in graph.node for name in _reads(node)}
+    read_before = {name for node in model.proto.graph.node for name in reads_of(node)}
+    read = {name for node in graph.node for name in reads_of(node)}
     listed = {info.name for info in (*graph.input, *graph.output)}
     kept = [t for t in graph.initializer if t.name in read or t.name in listed or t.name not in read_before]
     _take(graph.initializer, kept)

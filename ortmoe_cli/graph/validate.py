@@ -12,8 +12,9 @@ def validate(index: Index) -> None:
     for i in range(len(index)):
         for name in index.reads(i):
             if name not in made:
-                later = index.producer(name) is not None
-                problem = "only made further down: sort the graph first" if later else "not made by anything"
+                problem = (
+                    "not made by anything" if index.producer(name) is None else "made from its own result: a cycle"
+                )
                 raise ModelError(f"{path}: invalid graph: {_called(index, i)} reads '{name}', which is {problem}")
         for name in index.outputs(i):
             if name and name in made:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from ortmoe_cli.graph.index import Index, subgraphs
+from ortmoe_cli.graph.index import Index
+from ortmoe_cli.graph.order import subgraphs
 from ortmoe_cli.moe.anchor import Router
 from ortmoe_cli.moe.region import cone_of
 from ortmoe_cli.outcome import Already, Fact

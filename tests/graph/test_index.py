@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortmoe_cli.graph.index import Index
 from ortmoe_cli.graph.model import open_model
+from ortmoe_cli.graph.validate import validate
 
 
 @st.composite
@@ -114,3 +115,18 @@ def test_layer_numbers_come_from_names(tmp_path: Path) -> None:
     index = opened(tmp_path, helper.make_model(graph, ir_version=10))
     assert [index.layer_of(i) for i in range(5)] == [3, 5, 7, 11, None]
     assert index.layer_of(0, 1, 1) == 5
+
+
+def test_a_file_out_of_order_is_numbered_in_order(tmp_path: Path) -> None:
+    """Some converters append their casts at the end; the runtime loads such files."""
+    nodes = [
+        helper.make_node("Relu", ["half"], ["y"]),
+        helper.make_node("Cast", ["x"], ["half"], to=TensorProto.FLOAT16),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", 1, ["n"])], [onnx.ValueInfoProto(name="y")]
+    )
+    index = opened(tmp_path, helper.make_model(graph, ir_version=10))
+    assert [index.op(i) for i in range(2)] == ["Cast", "Relu"]
+    assert (index.producer("half"), index.consumers("half")) == (0, (1,))
+    validate(index)

@@ -8,9 +8,10 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortmoe_cli.graph.index import Index, captures
+from ortmoe_cli.graph.index import Index
 from ortmoe_cli.graph.island import Island, IslandBuilder
 from ortmoe_cli.graph.model import Model, open_model
+from ortmoe_cli.graph.order import captures
 from ortmoe_cli.graph.splice import splice
 
 
