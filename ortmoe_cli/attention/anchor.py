@@ -20,6 +20,7 @@ _WEIGHT_OPS = {
 }  # fmt: skip
 """What may stand between the softmax and the product with the values."""
 _REACH = 40
+_LENGTHS_INPUT, _SCORES_OUTPUT = 6, 3
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,12 @@ def data_inputs(index: Index, probe: Probe, i: int) -> list[str]:
 def softmax_anchor(index: Index, probe: Probe, i: int) -> Anchor | None:
     """The anchor around a Softmax; None if it is no attention (a router, a classifier). Raises Refused."""
     entering = index.inputs(i)[0]
-    if not is_data(index, probe, entering) or not _looks_like_attention(index, probe, i):
+    if not _looks_like_attention(index, i):
         return None
+    if not is_data(index, probe, entering):
+        raise Refused(
+            "GQA107", "the scores do not depend on data: the meaning of the graph's inputs was not understood"
+        )
     product, path = _product_above(index, probe, entering)
     values, weights = _product_below(index, probe, index.outputs(i)[0])
     shape, axis = probe.shape(entering), index.attribute(i, "axis", -1)
@@ -102,18 +107,23 @@ class _Operands:
 
 
 def attention_anchor(index: Index, i: int) -> Anchor:
-    """The anchor of an Attention node of opset 23 and later."""
+    """The anchor of an Attention node of opset 23 and later. Raises Refused."""
+    inputs, outputs = index.inputs(i), index.outputs(i)
+    if len(inputs) > _LENGTHS_INPUT and inputs[_LENGTHS_INPUT]:
+        raise Refused("GQA112", "an Attention node that is told the length of every sequence (nonpad_kv_seqlen)")
+    if len(outputs) > _SCORES_OUTPUT and outputs[_SCORES_OUTPUT] and index.consumers(outputs[_SCORES_OUTPUT]):
+        raise Refused("GQA112", "an Attention node whose scores are read (qk_matmul_output)")
     query, key, value = index.inputs(i)[:3]
     return Anchor(i, query, key, value, index.outputs(i)[0], key_in_rows=True)
 
 
-def _looks_like_attention(index: Index, probe: Probe, i: int) -> bool:
+def _looks_like_attention(index: Index, i: int) -> bool:
     """Whether products of data stand close above and below, whatever lies between. Projections bound the search."""
-    above = _search(index, probe, [index.inputs(i)[0]], upwards=True)
-    return above and _search(index, probe, [index.outputs(i)[0]], upwards=False)
+    above = _search(index, [index.inputs(i)[0]], upwards=True)
+    return above and _search(index, [index.outputs(i)[0]], upwards=False)
 
 
-def _search(index: Index, probe: Probe, starts: Sequence[str], upwards: bool) -> bool:
+def _search(index: Index, starts: Sequence[str], upwards: bool) -> bool:
     stack, seen = list(starts), set(starts)
     for _ in range(_REACH):
         if not stack:
@@ -122,7 +132,7 @@ def _search(index: Index, probe: Probe, starts: Sequence[str], upwards: bool) ->
         producer = index.producer(tensor)
         nodes = index.consumers(tensor) if not upwards else () if producer is None else (producer,)
         for node in nodes:
-            data = data_inputs(index, probe, node)
+            data = [name for name in index.inputs(node) if name and not index.is_constant(name)]
             if index.op(node) in PRODUCTS:
                 if len(data) == 2:
                     return True

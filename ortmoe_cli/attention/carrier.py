@@ -124,9 +124,12 @@ def mask_constants(index: Index, probe: Probe, anchor: Anchor) -> list[int]:
 
 def _bounds(index: Index, i: int, name: str) -> bool:
     """Whether an input can be a bound of the mask; axes and sizes of reshapes cannot."""
+    first = index.inputs(i)[0]
     if index.op(i) in ("Unsqueeze", "Squeeze", "Reshape", "Transpose", "ReduceSum", "CumSum", "Expand"):
-        return index.inputs(i)[0] == name
-    return True
+        return first == name
+    source = index.producer(first)
+    picks_a_size = index.op(i) in ("Gather", "Slice") and source is not None and index.op(source) == "Shape"
+    return not picks_a_size or first == name
 
 
 def _in_range(number: float) -> bool:

@@ -115,7 +115,7 @@ def _same_size(size: int, value_size: int) -> None:
     if size != value_size:
         raise Refused(
             "GQA102",
-            f"key heads have size {size}, value heads {value_size} (multi-head latent attention); the operator takes one",
+            f"key heads have size {size}, value heads {value_size} (latent attention); the operator takes one size",
         )
 
 

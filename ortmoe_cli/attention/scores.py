@@ -78,7 +78,7 @@ def find_scoring(index: Index, probe: Probe, anchor: Anchor, heads: Heads) -> Sc
         """Softmax input over amplitude · q·k, where keys are seen."""
         scores, _ = _softmax_input(probe, anchor, heads, queries * np.float32(amplitude), keys)
         scores = scores[..., : products.shape[-1]]
-        return np.asarray((scores - bias.values)[clear] / (amplitude * products[clear]))
+        return np.asarray((scores[clear] - bias.values[clear]) / (amplitude * products[clear]))
 
     typical = float(np.median(ratio(1e-2)))
     if not np.isfinite(typical) or typical == 0:

@@ -196,7 +196,7 @@ class _Binding:
             if size is None and isinstance(dim, str) and self._free_to_follow(name, axis):
                 size = self._symbols.get(dim)
             if size is None:
-                size = self._by_role(name, axis, len(dims))
+                size = self._by_role(name, axis, len(dims), named=isinstance(dim, str))
             if isinstance(dim, str):
                 self._symbols.setdefault(dim, size)
             shape.append(size)
@@ -212,7 +212,7 @@ class _Binding:
     def _token_axis(self, name: str) -> int:
         return cache_axis(self._index, name)
 
-    def _by_role(self, name: str, axis: int, rank: int) -> int:
+    def _by_role(self, name: str, axis: int, rank: int, *, named: bool) -> int:
         sizes, role = self._sizes, self._roles[name]
         if role is Role.POSITIONS:
             return {rank - 1: sizes.new, rank - 2: sizes.batch}.get(axis, 3)
@@ -225,5 +225,5 @@ class _Binding:
         if role is Role.PAST and axis == self._token_axis(name):
             return sizes.past
         if role in (Role.TOKENS, Role.HIDDEN) and axis == 1:
-            return sizes.new if name == self._leading or role is Role.HIDDEN else sizes.new + _ENCODER_EXTRA
+            return sizes.new if name == self._leading or not named else sizes.new + _ENCODER_EXTRA
         return _UNBOUND

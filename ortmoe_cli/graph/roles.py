@@ -67,7 +67,11 @@ def roles(index: Index) -> dict[str, Role]:
     """The role of every graph input."""
     uses = {name: uses_of(index, name) for name in index.graph_inputs}
     embedding = _embedding(uses)
-    return {name: _role(info, uses[name], embedding) for name, info in index.graph_inputs.items()}
+    found = {name: _role(info, uses[name], embedding) for name, info in index.graph_inputs.items()}
+    if not {Role.TOKENS, Role.HIDDEN} & set(found.values()):  # tokens that look up several tables of one size
+        sizes = {name: max(use.tables.values()) for name, use in uses.items() if use.tables and not use.rotates}
+        found |= dict.fromkeys(sorted(sizes, key=lambda name: -sizes[name])[:1], Role.TOKENS)
+    return found
 
 
 def _embedding(uses: Mapping[str, Uses]) -> str:

@@ -12,10 +12,8 @@ def validate(index: Index) -> None:
     for i in range(len(index)):
         for name in index.reads(i):
             if name not in made:
-                problem = (
-                    "not made by anything" if index.producer(name) is None else "made from its own result: a cycle"
-                )
-                raise ModelError(f"{path}: invalid graph: {_called(index, i)} reads '{name}', which is {problem}")
+                problem = "is not made by anything" if index.producer(name) is None else "depends on it: a cycle"
+                raise ModelError(f"{path}: invalid graph: {_called(index, i)} reads '{name}', which {problem}")
         for name in index.outputs(i):
             if name and name in made:
                 raise ModelError(f"{path}: invalid graph: '{name}' is made twice, now by {_called(index, i)}")

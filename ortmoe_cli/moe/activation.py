@@ -107,14 +107,21 @@ class Fit:
 
 
 TOLERANCE = 5e-5
+_CERTAIN = 2e-6
+"""No other activation needs to be tried."""
 _ROWS = 96
 
 
-def fit(down: Array, first: Sequence[Array], scalars: Iterable[float] = ()) -> Fit:
-    """The activation that explains D (n,I) by P. `scalars`: constants of the graph that parameters may snap to."""
+def fit(down: Array, first: Sequence[Array], scalars: Iterable[float] = (), guess: Fit | None = None) -> Fit:
+    """The activation that explains D (n,I) by P. `scalars`: constants of the graph that parameters may snap to;
+    `guess`: what explained another expert, tried first."""
     rows = _spread(len(down))
     down = down[rows].astype(np.float64)
     first = [p[rows].astype(np.float64) for p in first]
+    if guess is not None and guess.layout in _layouts(down.shape[1], first):
+        again = _judge(down, *guess.layout.split(first), guess.activation, guess.layout)
+        if again.error <= TOLERANCE:
+            return again
     best: Fit | None = None
     for layout in _layouts(down.shape[1], first):
         gate, up = layout.split(first)
@@ -122,6 +129,8 @@ def fit(down: Array, first: Sequence[Array], scalars: Iterable[float] = ()) -> F
             found = _judge(down, gate, up, candidate, layout)
             if best is None or found.error < best.error:
                 best = found
+            if best.error <= _CERTAIN:
+                return best
     if best is None:
         raise ValueError("no layout suits these widths")
     return best
@@ -149,16 +158,25 @@ def _candidates(down: Array, gate: Array, up: Array | None, scalars: tuple[float
     yield from (Activation(name, True) for name in FUNCTIONS if name not in ("silu", "quick_gelu"))
     for beta in dict.fromkeys((0.0, 1.0, *(s for s in scalars if 0 < abs(s) <= 8))):
         alpha = _alpha(down, gate, up, beta)
-        if alpha is None:
-            continue
-        alpha = _snap(alpha, (1.0, 1.702, *scalars), 2e-3)
-        yield Activation("swiglu", True, alpha, beta)
-        limits = {limit for limit in scalars if 0.1 <= limit <= 1e3}
-        estimate = _limit(down, gate, up, alpha, beta)
-        if estimate is not None:
-            limits.add(_snap(estimate, scalars, 2e-3))
-        for limit in sorted(limits, reverse=True):
-            yield Activation("swiglu", True, alpha, beta, limit)
+        if alpha is not None:
+            yield from _swiglus(down, gate, up, _snap(alpha, (1.0, 1.702, *scalars), 2e-3), beta, scalars)
+        else:  # no small elements: the graph's own numbers are left
+            for number in scalars:
+                if 0.5 <= number <= 8:
+                    yield from _swiglus(down, gate, up, number, beta, scalars)
+
+
+def _swiglus(
+    down: Array, gate: Array, up: Array, alpha: float, beta: float, scalars: tuple[float, ...]
+) -> Iterator[Activation]:
+    """With these parameters, with and without limits."""
+    yield Activation("swiglu", True, alpha, beta)
+    limits = {limit for limit in scalars if 0.1 <= limit <= 1e3}
+    estimate = _limit(down, gate, up, alpha, beta)
+    if estimate is not None:
+        limits.add(_snap(estimate, scalars, 2e-3))
+    for limit in sorted(limits, reverse=True):
+        yield Activation("swiglu", True, alpha, beta, limit)
 
 
 def _alpha(down: Array, gate: Array, up: Array, beta: float) -> float | None:

@@ -14,11 +14,11 @@ SELECTIONS = ("TopK", "ArgMax", "Hardmax")
 """Operators that choose."""
 
 _BETWEEN = VIEWS | {
-    "Abs", "Add", "And", "ArgMax", "Clip", "Concat", "Div", "Equal", "Exp", "Expand", "Gather", "GatherElements",
-    "GatherND", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Log", "LogSoftmax", "Max", "Min", "Mul", "Neg",
-    "Not", "Or", "Pow", "ReduceL1", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Relu", "ScatterElements",
-    "ScatterND", "Sigmoid", "Slice", "Softmax", "Softplus", "Split", "Sqrt", "Sub", "Sum", "Tanh", "TopK", "Transpose",
-    "Where",
+    "Abs", "Add", "And", "ArgMax", "Ceil", "Clip", "Concat", "Div", "Equal", "Exp", "Expand", "Floor", "Gather",
+    "GatherElements", "GatherND", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Log", "LogSoftmax",
+    "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow", "ReduceL1", "ReduceMax", "ReduceMean", "ReduceMin",
+    "ReduceSum", "Relu", "Round", "ScatterElements", "ScatterND", "Sigmoid", "Slice", "Softmax", "Softplus",
+    "Split", "Sqrt", "Sub", "Sum", "Tanh", "TopK", "Transpose", "Where",
 }  # fmt: skip
 """What may stand between the router's product and the selection: views, elementwise operators, reductions, indexing."""
 _MOST_STEPS = 300

@@ -99,20 +99,29 @@ def entries(source: Source, product: Product) -> int:
 
 def _bodies(parts: Piecewise, usable: Sequence[Feeding], rows: Rows) -> list[Body]:
     """Paired bodies; of bodies that pick from the same stacked weights, the busiest stands for all."""
-    found: dict[tuple[str | int, ...], Body] = {}
-    size: dict[tuple[str | int, ...], int] = {}
+    found: dict[tuple[object, ...], Body] = {}
+    size: dict[tuple[object, ...], int] = {}
+    guess: Fit | None = None
     for ordinal, feeding in enumerate(usable):
         count = len(rows.into(feeding.down))
         stack = entries(parts.source, feeding.down) > 1
-        key = (feeding.down.base, *(p.base for p in feeding.first)) if stack else (feeding.down.node,)
+        products = (feeding.down, *feeding.first)
+        key = tuple(_place(parts.source, p) for p in products) if stack else (feeding.down.node,)
         if size.get(key, -1) >= count:
             continue
-        body = pair(feeding, ordinal, rows, parts.scalars)
+        body = pair(feeding, ordinal, rows, parts.scalars, guess)
         if body is not None:
             found[key], size[key] = body, count
+            guess = body.fit or guess
     if not found:
         raise Refused("MOE108", "the products behind the router do not form feed-forward networks")
     return list(found.values())
+
+
+def _place(source: Source, product: Product) -> tuple[object, ...]:
+    """Where a product's weight lies: the same values in the same order, whatever the tensor is called."""
+    value = source(product.base)
+    return value.__array_interface__["data"][0], value.strides, value.shape
 
 
 def _routed(parts: Piecewise, bodies: Sequence[Body]) -> list[Body]:
@@ -120,7 +129,7 @@ def _routed(parts: Piecewise, bodies: Sequence[Body]) -> list[Body]:
     changed before it meets the routing."""
     stacks = [b for b in bodies if entries(parts.source, b.down) > 1]
     if stacks:
-        bases = {b.bases for b in stacks}
+        bases = {tuple(_place(parts.source, p) for p in (b.down, *b.first)) for b in stacks}
         if len(bases) > 1:
             raise Refused("MOE108", f"{len(bases)} sets of stacked experts behind one router")
         return stacks

@@ -59,16 +59,22 @@ class Bench:
             self._settings[key] = self._setting(batch, new, outside)
         return self._settings[key]
 
-    def typical(self, outside: frozenset[str]) -> tuple[Probe, Setting]:
-        """A partial evaluation and the block's sizes in it, with as many tokens as the graph makes of 16."""
-        batch, new = max(((1, 16), (16, 1)), key=lambda size: self.setting(size[0], size[1], outside).tokens)
-        return self.probes.at(batch, new), self.setting(batch, new, outside)
+    def typical(self) -> tuple[Probe, int]:
+        """A partial evaluation and the number of tokens in it, as many as the graph makes of 16 (0 if unknown)."""
+        found = []
+        for batch, new in ((1, 16), (16, 1)):
+            at = self.probes.at(batch, new)
+            found.append((int(np.prod((at.shape(self.hidden) or (0, 0))[:-1])), at))
+        tokens, at = max(found, key=lambda pair: pair[0])
+        return at, tokens
 
     def _setting(self, batch: int, new: int, outside: frozenset[str]) -> Setting:
         at, router = self.probes.at(batch, new), self.router
         hidden = at.shape(self.hidden) or (batch, new, self.width)
         if hidden[-1] != self.width or 0 in hidden:
             hidden = (batch, new, self.width)
+        if int(np.prod(hidden[:-1])) != batch * new and not outside:  # nothing else fixes the sizes
+            hidden = (batch, new, self.width) if len(hidden) > 2 else (batch * new, self.width)
         tokens = int(np.prod(hidden[:-1]))
         logits = at.shape(router.logits)
         if logits is None or int(np.prod(logits)) != tokens * router.experts:

@@ -22,10 +22,6 @@ class Body:
     down: Product
     fit: Fit | None
 
-    @property
-    def bases(self) -> tuple[str, ...]:
-        return (self.down.base, *(p.base for p in self.first))
-
 
 @dataclass(frozen=True)
 class Feeding:
@@ -74,9 +70,10 @@ class Rows:
         return self._samples.rows_of(added.post, out.shape[1], added.before, added.own)
 
 
-def pair(feeding: Feeding, ordinal: int, rows: Rows, scalars: Sequence[float]) -> Body | None:
+def pair(feeding: Feeding, ordinal: int, rows: Rows, scalars: Sequence[float], guess: Fit | None = None) -> Body | None:
     """The body of a down product: of all first products behind it (after a concatenation, those of every expert), the
-    ones whose values explain its data. `ordinal`: which feeding this is, a hint where to look first."""
+    ones whose values explain its data. `ordinal`: which feeding this is, a hint where to look first; `guess`: the
+    fit of another body."""
     down = rows.into(feeding.down)
     best: Body | None = None
     for first in _groups(feeding.first, ordinal):
@@ -87,7 +84,7 @@ def pair(feeding: Feeding, ordinal: int, rows: Rows, scalars: Sequence[float]) -
             best = best or Body(first, feeding.down, None)
             continue
         try:
-            found = fit(down, after, scalars)
+            found = fit(down, after, scalars, guess)
         except ValueError:
             continue
         if best is None or best.fit is None or found.error < best.fit.error:

@@ -11,7 +11,7 @@ Array = NDArray[Any]
 
 RESIDUAL = 1e-4
 """A remainder below this share of the output is rounding."""
-_RANK = 1e-9
+_RANK = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +37,21 @@ def solve(columns: Sequence[Array], outputs: Sequence[Array]) -> Solution:
         wanted = np.concatenate([_unit(y[t]) for y in outputs])
         size = np.linalg.norm(matrix, axis=0)
         size[size == 0] = 1
-        factors, _, _, singular = np.linalg.lstsq(matrix / size, wanted, rcond=_RANK)
-        unique &= len(singular) == 0 or bool(singular[-1] > 1e-6 * singular[0])
+        factors, certain = _least_squares(matrix / size, wanted)
+        unique &= certain
         weights[t] = factors / size
         residual[t] = np.abs(matrix @ weights[t] - wanted).max(initial=0.0)
-    return Solution(weights, residual, unique and sum(c.shape[2] for c in columns) >= count)
+    return Solution(weights, residual, unique)
+
+
+def _least_squares(matrix: Array, wanted: Array) -> tuple[Array, bool]:
+    """The solution, and whether it is the only one."""
+    if matrix.shape[0] >= matrix.shape[1]:
+        q, r = np.linalg.qr(matrix)
+        diagonal = np.abs(np.diag(r))
+        if diagonal.min(initial=1.0) > _RANK:
+            return np.linalg.solve(r, q.T @ wanted), True
+    return np.linalg.lstsq(matrix, wanted, rcond=_RANK)[0], False
 
 
 def _largest(y: Array) -> float:

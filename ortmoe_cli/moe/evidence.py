@@ -13,7 +13,7 @@ from ortmoe_cli.moe.assemble import routing_inside
 from ortmoe_cli.moe.bodies import feedings
 from ortmoe_cli.moe.dominators import PostDominators
 from ortmoe_cli.moe.experts import rows_like
-from ortmoe_cli.moe.products import QUANTISED, Product, find_products
+from ortmoe_cli.moe.products import QUANTISED, Product, dequantised, find_products
 from ortmoe_cli.moe.refuse import Refused
 from ortmoe_cli.moe.region import Cone, Cut, cone_of
 from ortmoe_cli.weights.store import lookup
@@ -28,7 +28,8 @@ class Evidence:
     """What was seen between the logits and the first tensor that all of them pass together with hidden states.
 
     bodies: feed-forward networks side by side; stacked: weights with one entry per expert, or all experts folded into
-    one; quantised: operators on quantised weights; control: control flow or model functions; frozen: constant piece sizes of routed tokens.
+    one; quantised: operators on quantised weights; control: control flow or model functions; frozen: constant piece
+    sizes of routed tokens.
     """
 
     bodies: int
@@ -46,7 +47,7 @@ class Evidence:
         vague = found.code in ("MOE107", "MOE108", "MOE109", "MOE111")
         if vague and self.quantised:
             return Refused("MOE112", f"experts are quantised ({self.quantised})", found.message)
-        if vague and self.frozen:
+        if self.frozen and (vague or found.code in ("MOE101", "MOE110", "MOE114")):
             return Refused("MOE102", "the number of tokens of each expert is a constant from the traced example")
         if vague and self.control:
             return Refused("MOE115", f"part of the block lies inside {self.control}", found.message)
@@ -62,7 +63,7 @@ def weigh(index: Index, cutter: Cutter, router: Router, where: tuple[Cone, Cut])
     folded = any(routing_inside(cone, f.first, f.down) for f in feeds)
     stacked = folded or any(_stacked(index, cutter, router, p) for f in feeds for p in (f.down, *f.first))
     quantised = [index.op(i) for i in piece.nodes if index.op(i) in QUANTISED]
-    quantised += [op for p in products if (op := _dequantised(index, p.base))]
+    quantised += [op for p in products if (op := dequantised(index, p.base))]
     functions = {f"{f.domain}.{f.name}" if f.domain else f.name for f in index.model.proto.functions}
     control = [index.op(i) for i in piece.nodes if index.op(i) in _CONTROL or index.op(i) in functions]
     control = [op for op in control if op in _CONTROL or _multiplies(index, op)]
@@ -107,18 +108,6 @@ def _shape(index: Index, cutter: Cutter, product: Product) -> tuple[int, ...]:
 def _stacked(index: Index, cutter: Cutter, router: Router, product: Product) -> bool:
     shape = _shape(index, cutter, product)
     return len(shape) >= (2 if product.routed else 3) and shape[0] == router.experts
-
-
-def _dequantised(index: Index, tensor: str) -> str:
-    """The operator that makes a constant from quantised values, if one does."""
-    for _ in range(8):
-        i = index.producer(tensor)
-        if i is None or not index.inputs(i):
-            return ""
-        if index.op(i) in QUANTISED:
-            return index.op(i)
-        tensor = index.inputs(i)[0]
-    return ""
 
 
 def _multiplies(index: Index, function: str) -> bool:

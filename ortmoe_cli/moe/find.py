@@ -1,7 +1,8 @@
 """Finds the Mixture-of-Experts blocks of a model and decides on each."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import cached_property
 
 from ortmoe_cli.graph.cut import CutError
 from ortmoe_cli.graph.index import Index
@@ -14,7 +15,7 @@ from ortmoe_cli.moe.evidence import ahead, shape_of, weigh
 from ortmoe_cli.moe.identify import identify
 from ortmoe_cli.moe.outcomes import fusion, refusal
 from ortmoe_cli.moe.pages import drop_pages
-from ortmoe_cli.moe.products import find_products
+from ortmoe_cli.moe.products import dequantised, find_products
 from ortmoe_cli.moe.refuse import Refused
 from ortmoe_cli.moe.region import Cone, Cut, cone_of, cut, exits
 from ortmoe_cli.moe.scene import Scene, sampler_of
@@ -58,8 +59,10 @@ class _Finder:
             found = reason
         except CutError as error:
             found = Refused("MOE111", f"the block does not run on its own ({error.detail})")
+        except (ValueError, IndexError, KeyError) as error:  # shapes that nobody thought of: no reason to stop
+            found = Refused("MOE111", f"the block has an unforeseen form ({type(error).__name__}: {error})")
         evidence = weigh(self.index, self.context.cutter, router, self._piece(router))
-        if not evidence.convinces and found.code not in ("MOE101", "MOE103", "MOE106", "MOE114", "MOE110"):
+        if not evidence.convinces and found.code not in ("MOE101", "MOE103", "MOE106", "MOE110", "MOE112", "MOE114"):
             return None
         better = evidence.reason(found)
         return refusal(self.index, router, better)
@@ -72,6 +75,9 @@ class _Finder:
             drop_pages(scene.constants.values())
 
     def _proven(self, router: Router, scene: Scene) -> Outcome:
+        for product in scene.products:
+            if operator := dequantised(self.index, product.base):
+                raise Refused("MOE112", f"experts are quantised ({operator})")
         sampler = sampler_of(scene)
         block = identify(scene, sampler)
         rewrite = emit(self.index, block, scene.source, f"moe_{router.node}")
@@ -93,7 +99,12 @@ class _Finder:
     def _trees(self) -> Iterator[PostDominators]:
         yield self.tree
         if len(self.index.graph_outputs) > 1:
-            yield PostDominators(self.index, {main_output(self.index)})
+            yield self._main_tree
+
+    @cached_property
+    def _main_tree(self) -> PostDominators:
+        """Outputs on the side, losses over the router's logits for instance, do not count as ways out."""
+        return PostDominators(self.index, {main_output(self.index)})
 
     def _hidden_states(self, router: Router) -> Iterator[tuple[str, int]]:
         """The tensor that the router reads, then those that it was made from: experts may see it before a norm."""
@@ -142,9 +153,11 @@ class _Finder:
         return Scene(index, bench, cone, tuple(good), region, products, source, constants)
 
     def _may_be_exit(self, bench: Bench, name: str) -> bool:
-        at, setting = bench.typical(frozenset())
+        at, tokens = bench.typical()
         shape = at.shape(name)
-        return shape is None or (shape[-1:] == (bench.width,) and math.prod(shape) == setting.tokens * bench.width)
+        if shape is None or not tokens:
+            return True
+        return shape[-1:] == (bench.width,) and math.prod(shape) == tokens * bench.width
 
     def _evaluates(self, bench: Bench, outside: frozenset[str]) -> bool:
         try:
@@ -163,20 +176,9 @@ class _Finder:
 
 
 def main_output(index: Index) -> str:
-    """The output that most of the graph leads to."""
-    size = {name: len(_ancestors(index, name)) for name in index.graph_outputs}
-    return max(size, key=lambda name: size[name])
-
-
-def _ancestors(index: Index, name: str) -> set[int]:
-    found: set[int] = set()
-    stack: list[str] = [name]
-    while stack:
-        i = index.producer(stack.pop())
-        if i is not None and i not in found:
-            found.add(i)
-            stack += index.reads(i)
-    return found
-
-
-__all__: Sequence[str] = ["find"]
+    """The output at the end of the longest way through the graph."""
+    depth: dict[str, int] = {}
+    for i in range(len(index)):
+        deepest = 1 + max((depth.get(name, 0) for name in index.reads(i)), default=0)
+        depth.update((name, deepest) for name in index.outputs(i) if name)
+    return max(index.graph_outputs, key=lambda name: depth.get(name, 0))

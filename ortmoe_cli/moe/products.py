@@ -178,6 +178,13 @@ def _unflattened(index: Index, constant: str) -> str:
     return behind if len(index.constant_shape(behind) or ()) == 3 else constant
 
 
-def quantised(index: Index, region: Cut) -> str:
-    """The first operator of a region that works on quantised weights, or ''."""
-    return next((index.op(i) for i in region.nodes if index.op(i) in QUANTISED), "")
+def dequantised(index: Index, tensor: str) -> str:
+    """The operator that makes a constant from quantised values, if one does."""
+    for _ in range(8):
+        i = index.producer(tensor)
+        if i is None or not index.inputs(i):
+            return ""
+        if index.op(i) in QUANTISED:
+            return index.op(i)
+        tensor = index.inputs(i)[0]
+    return ""

@@ -48,17 +48,19 @@ def dense_of_pair(ids: Array, weights: Array, experts: int) -> Array:
     return dense
 
 
-def sources(samples: Samples, names: Sequence[str], experts: int, most: int) -> Iterator[tuple[Pair | Dense, Array]]:
-    """Every possible source with its weights as (T,E), the latest in the graph first. `most`: the largest k."""
+def sources(
+    samples: Samples, names: Sequence[str], experts: int, counts: Sequence[int]
+) -> Iterator[tuple[Pair | Dense, Array]]:
+    """Every possible source with its weights as (T,E), the latest in the graph first. `counts`: the k to try."""
     numbers: dict[int, list[tuple[str, Array]]] = {}
     for name in reversed(names):
         value = samples.first(name)
-        for chosen in range(1, most + 1):
+        for chosen in counts:
             if value.dtype.kind in "fi" and value.ndim and value.shape[-1] in (chosen, len(samples.runs[0].hidden)):
                 found = _per_token(samples, name, value, chosen)
                 if found is not None:
                     numbers.setdefault(chosen, []).append((name, found))
-    for chosen in sorted(numbers, reverse=True):
+    for chosen in (c for c in counts if c in numbers):
         ids = [(n, v) for n, v in numbers[chosen] if v.dtype.kind == "i" and v.min() >= 0 and v.max() < experts]
         weights = [(n, v) for n, v in numbers[chosen] if v.dtype.kind == "f" and np.isfinite(v).all()]
         for weight_name, w in weights:
@@ -98,11 +100,12 @@ def match(solved: Array, given: Array, in_order: bool) -> Routing | None:
     """
     if solved.shape != given.shape:
         return None
-    order = np.arange(given.shape[1]) if in_order else _order(solved, given)
+    power = float((given * given).sum())
+    ratio = float(np.sqrt((solved * solved).sum() / power)) if power else 0.0
+    order = np.arange(given.shape[1]) if in_order else _order(solved, ratio * given)
     if order is None:
         return None
     ordered = solved[:, order]
-    power = float((given * given).sum())
     scale = float((given * ordered).sum()) / power if power else 0.0
     if scale <= 0:
         return None
@@ -112,10 +115,9 @@ def match(solved: Array, given: Array, in_order: bool) -> Routing | None:
 
 
 def _order(solved: Array, given: Array) -> Array | None:
-    """For each expert the body whose column is most alike, if that is one to one."""
-    a = solved / (np.linalg.norm(solved, axis=0) + 1e-12)
-    b = given / (np.linalg.norm(given, axis=0) + 1e-12)
-    order = np.asarray((a.T @ b).argmax(axis=0))
+    """For each expert the body whose column is nearest, if that is one to one."""
+    distance = (solved * solved).sum(axis=0)[:, None] - 2 * solved.T @ given
+    order = np.asarray(distance.argmin(axis=0))
     return order if len(set(order.tolist())) == len(order) else None
 
 

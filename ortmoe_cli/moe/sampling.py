@@ -61,7 +61,7 @@ class Sampler:
     def sample(self) -> tuple[Samples, Hits]:
         """Values of all outputs while every expert is hit. Raises CutError with the last reason if nothing runs."""
         tokens = min(max(_LEAST_TOKENS, -(-2 * self.experts // self.chosen)), self.most_tokens())
-        settings = sorted(self.settings(tokens), key=lambda s: s.tokens == 1)
+        settings = sorted(self.settings(tokens), key=lambda s: (s.tokens < tokens, abs(s.tokens - tokens)))
         failure: CutError | None = None
         for setting in settings:
             try:
@@ -106,8 +106,8 @@ class Sampler:
         """Runs until every expert had its turn."""
         rng = np.random.default_rng(self.seed)
         per_run = count if count is not None else setting.tokens * self.chosen
-        runs = [self._one(rng, setting, count, k * per_run) for k in range(min(-(-experts // per_run), _MOST_RUNS))]
-        return Samples(tuple(runs))
+        rounds = min(-(-2 * experts // per_run), _MOST_RUNS)  # twice, so that no two experts have the same tokens
+        return Samples(tuple(self._one(rng, setting, count, k * per_run) for k in range(rounds)))
 
     def _one(self, rng: np.random.Generator, setting: Setting, count: int | None, start: int) -> Run:
         hidden = hidden_states(rng, setting.tokens, self.bench.width)
@@ -132,11 +132,11 @@ class Sampler:
 def gathered_bytes(bench: Bench, region: Cut, products: Sequence[Product]) -> int:
     """Bytes per token that a run allocates for weights picked by the routing, where their shapes are known."""
     total = 0
-    at, setting = bench.typical(region.outside)
+    at, tokens = bench.typical()
     for product in products:
         shape = at.shape(product.operand)
-        if product.routed and shape is not None and np.prod(shape[:-2]) >= setting.tokens > 1:
-            total += 4 * int(np.prod(shape)) // setting.tokens
+        if product.routed and shape is not None and np.prod(shape[:-2]) >= tokens > 1:
+            total += 4 * int(np.prod(shape)) // tokens
     return 2 * total
 
 

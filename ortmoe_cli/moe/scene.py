@@ -74,7 +74,7 @@ def routing_tensors(scene: Scene) -> list[str]:
     index, cone = scene.index, scene.cone
     biases = [find_bias(index, cone, scene.region, p) for p in scene.products]
     weights = {p.base for p in scene.products} | {added.base for added in biases if added}
-    at, setting = scene.bench.typical(scene.region.outside)
+    at, tokens = scene.bench.typical()
     found = []
     for i in scene.region.nodes:
         outputs = [name for name in index.outputs(i) if name in cone.routed and name not in cone.hidden]
@@ -84,7 +84,7 @@ def routing_tensors(scene: Scene) -> list[str]:
         for name in outputs:
             shape = at.shape(name)
             size = None if shape is None else int(np.prod(shape))
-            if size is None or (size % setting.tokens == 0 and 0 < size <= setting.tokens * scene.router.experts):
+            if not size or not tokens or (size % tokens == 0 and size <= tokens * scene.router.experts):
                 found.append(name)
     return found
 

@@ -166,16 +166,18 @@ class Trial:
                     found.append(Addition(tensor, _plain(float(column.mean()))))
         return (*found, *self._constant(weights[:, count:], added)), keep
 
-    @staticmethod
-    def _constant(weights: Array, added: Sequence[str]) -> tuple[Addition, ...]:
-        """The tensors that are added with the same factor for every token: weights (T,n)."""
+    def _constant(self, weights: Array, added: Sequence[str]) -> tuple[Addition, ...]:
+        """The tensors that are added with the same factor for every token: weights (T,n). Tokens for which a tensor is
+        too small to matter do not count."""
         found = []
+        size = np.abs(self._outputs(self.samples)).max(axis=1)
         for name, column in zip(added, weights.T, strict=False):
-            if np.abs(column).max(initial=0.0) < _MATCH:
+            seen = column[np.abs(self._value(self.samples, name)).max(axis=1) > _MATCH * size]
+            if np.abs(seen).max(initial=0.0) < _MATCH:
                 continue
-            if np.ptp(column) > _MATCH * np.abs(column).max():
+            if np.ptp(seen) > 10 * _MATCH * np.abs(seen).max():
                 raise Refused("MOE109", f"'{name}' is added with a factor that depends on the token")
-            found.append(Addition(name, _plain(float(column.mean()))))
+            found.append(Addition(name, _plain(float(np.median(seen)))))
         return tuple(found)
 
     # --- the routing
@@ -183,8 +185,9 @@ class Trial:
     def _sources(self, weights: Array | None) -> Iterable[tuple[Routing, Array]]:
         """Every source of routing in the graph, with its weights (T,E)."""
         routed = self.scene.router.experts
-        most = _USUAL_CHOSEN if weights is None else int((_clean(weights) != 0).sum(axis=1).max(initial=1))
-        for source, given in sources(self.samples, self.names, routed, min(routed, max(_USUAL_CHOSEN, most))):
+        least = 1 if weights is None else max(1, int((_clean(weights) != 0).sum(axis=1).max(initial=1)))
+        counts = range(least, min(routed, max(least, _USUAL_CHOSEN)) + 1)
+        for source, given in sources(self.samples, self.names, routed, counts):
             yield Routing(source, tuple(range(routed)), 1.0, 0.0), given
 
     def _routing(self, weights: Array, unique: bool) -> Routing:
