@@ -6,9 +6,10 @@ class OrtmoeError(Exception):
 
     exit_code = 2
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, code: str | None = None) -> None:
+        """`code` is one that `ortmoe rule` explains."""
         super().__init__(message)
-        self.message = message
+        self.message, self.code = message, code
 
 
 class ModelError(OrtmoeError):

@@ -1,5 +1,6 @@
 """The command `ortmoe`: its subcommands, and how every ending becomes one line and an exit code."""
 
+import os
 import signal
 import sys
 import traceback
@@ -10,8 +11,11 @@ from typing import Annotated
 
 import typer
 
-from ortmoe_cli.cli import screen
+from ortmoe_cli.cli import policy, screen
 from ortmoe_cli.cli.audit import audit
+from ortmoe_cli.cli.bench import bench
+from ortmoe_cli.cli.check import check
+from ortmoe_cli.cli.doctor import doctor
 from ortmoe_cli.cli.fuse import fuse
 from ortmoe_cli.cli.options import Debug
 from ortmoe_cli.cli.rule import rule
@@ -29,6 +33,10 @@ app = typer.Typer(
 )
 app.command()(audit)
 app.command()(fuse)
+app.command()(check)
+app.add_typer(policy.app)
+app.command()(bench)
+app.command()(doctor)
 app.command()(rule)
 
 
@@ -79,8 +87,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _failure(error: Exception, debug: bool) -> str:
     if isinstance(error, OrtmoeError):
-        code = getattr(error, "code", None)
-        return f"{error.message} [{code}]" if code else error.message
+        return f"{error.message} [{error.code}]" if error.code else error.message
     hint = "" if debug else " (use --debug to see the traceback)"
     return f"unexpected {type(error).__name__}: {error}{hint}"
 
@@ -98,6 +105,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # so that unfinished output is cleaned up
     if "--debug" not in sys.argv:
         warnings.simplefilter("ignore")  # notes of libraries to programmers
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  started with a closed stream
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks '→' shows '?' instead of failing

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from ortmoe_cli.cli import screen
-from ortmoe_cli.cli.options import ALL_KINDS, KINDS, Debug, ModelFile, Only, OutputFormat, Verbose, choices
+from ortmoe_cli.cli.options import ALL_KINDS, KINDS, Debug, ModelFile, Only, OutputFormat, Verbose, choices, numbers
 
 _FAILING = ("fusable", "refused")
 _NEVER = "never"
@@ -15,6 +15,13 @@ def audit(
     model: ModelFile,
     only: Only = ALL_KINDS,
     output_format: OutputFormat = "text",
+    tokens: Annotated[
+        str,
+        typer.Option(
+            metavar="COUNTS",
+            help="Also say how many launches and experts a run of so many new tokens takes, for example 1,128,2048.",
+        ),
+    ] = "",
     fail_on: Annotated[
         str,
         typer.Option(
@@ -37,10 +44,12 @@ def audit(
     failing = choices(fail_on, (*_FAILING, _NEVER), "--fail-on")
     if _NEVER in failing and len(failing) > 1:
         raise typer.BadParameter("'never' stands alone", param_hint="'--fail-on'")
+    counts = numbers(tokens, "--tokens")
     from ortmoe_cli import engine
     from ortmoe_cli.outcome import Options
 
     with screen.Bars() as progress:
-        report = engine.audit(model, Options(only=kinds), progress)
+        more = {"tokens": counts} if counts else {}
+        report = engine.audit(model, Options(only=kinds), progress, **more)
     screen.show(report, output_format, verbose)
     raise typer.Exit(int(report.fails(failing) and not exit_zero))

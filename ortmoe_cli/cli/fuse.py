@@ -7,7 +7,7 @@ import typer
 
 from ortmoe_cli.cli import screen
 from ortmoe_cli.cli.options import ALL_KINDS, KINDS, Debug, ModelFile, Only, OutputFormat, Verbose, choices
-from ortmoe_cli.errors import OrtmoeError
+from ortmoe_cli.errors import OrtmoeError, OutputError
 
 _ASSUMPTIONS = ("right-padding",)
 
@@ -53,7 +53,12 @@ def fuse(
     options = Options(only=kinds, assume=assumptions, ep=ep, verify=verify)
     with screen.Bars() as progress:
         report = engine.fuse(model, target, options, progress, dry_run=dry_run, in_place=in_place)
-    screen.show(report, output_format, verbose)
+    try:
+        screen.show(report, output_format, verbose)
+    except OutputError as error:
+        if report.output is None:
+            raise
+        screen.complain(f"{error.message}; {report.output} is written all the same")
     raise typer.Exit(report.exit_code)
 
 

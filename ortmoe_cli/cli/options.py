@@ -45,3 +45,12 @@ def choices(given: str | Iterable[str], allowed: Iterable[str], option: str) -> 
     if lists and not items:
         raise typer.BadParameter(f"name at least one of {', '.join(names)}", param_hint=f"'{option}'")
     return items
+
+
+def numbers(given: str, option: str) -> tuple[int, ...]:
+    """The positive integers of a comma-separated list. Raises BadParameter for anything else."""
+    items = [item.strip() for item in given.split(",") if item.strip()]
+    for item in items:
+        if not item.isdecimal() or not int(item):
+            raise typer.BadParameter(f"'{item}' is no number above 0", param_hint=f"'{option}'")
+    return tuple(map(int, items))

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from ortmoe_cli.errors import OutputError
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -43,15 +45,21 @@ def say(renderable: Any) -> None:
 
 
 def show(report: Report, output_format: Format, verbose: bool) -> None:
-    """Print a report on stdout."""
-    if output_format == "json":
-        from ortmoe_cli.report import json
+    """Print a report on stdout. Raises OutputError where that fails; a reader that has seen enough is no failure."""
+    try:
+        if output_format == "json":
+            from ortmoe_cli.report import json
 
-        print(json.render(report))
-    else:
-        from ortmoe_cli.report import text
+            print(json.render(report))
+        else:
+            from ortmoe_cli.report import text
 
-        say(text.render(report, verbose))
+            say(text.render(report, verbose))
+        sys.stdout.flush()
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  or the interpreter tries again at its end
+        if not isinstance(error, BrokenPipeError):
+            raise OutputError(f"the report cannot be printed: {error.strerror}") from error
 
 
 def complain(message: str) -> None:

@@ -2,21 +2,28 @@
 
 import platform
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 from ortmoe_cli.engine.inspect import Inspection, inspect, open_index
+from ortmoe_cli.engine.launch import model_launches
 from ortmoe_cli.outcome import Options, Progress, silent
 from ortmoe_cli.report.model import BlockReport, Report, Status, in_order
 
 _PACKAGES = ("ortmoe", "onnx", "onnx-graphsurgeon", "numpy")
 
 
-def audit(model: Path, options: Options | None = None, progress: Progress = silent) -> Report:
-    """Find the blocks of a model and prove what can be fused. Raises ModelError; writes nothing."""
+def audit(
+    model: Path, options: Options | None = None, progress: Progress = silent, tokens: Sequence[int] = ()
+) -> Report:
+    """Find the blocks of a model and prove what can be fused. Raises ModelError; writes nothing.
+
+    `tokens`: numbers of new tokens for which the report says how many launches and experts a run takes.
+    """
     started = time.monotonic()
     found = inspect(open_index(model), options or Options(), progress)
-    return describe(found, "fusable", started, command="audit")
+    return describe(found, "fusable", started, command="audit", launches=model_launches(found, tokens))
 
 
 def describe(found: Inspection, fusion_status: Status, started: float, **fields: object) -> Report:

@@ -97,26 +97,26 @@ def tensor_bytes(elem_type: int, shape: tuple[int, ...]) -> int:
 def open_model(path: Path) -> Model:
     """Open an ONNX file. Raises ModelError if it is missing, not ONNX, or its external data does not fit."""
     if not path.exists():
-        raise ModelError(f"{path}: no such file")
+        raise ModelError(f"{path}: no such file", "EXT101")
     if path.is_dir():
-        raise ModelError(f"{path} is a folder; give the .onnx file inside it")
+        raise ModelError(f"{path} is a folder; give the .onnx file inside it", "EXT101")
     try:
         size = path.stat().st_size
         data = np.memmap(path, np.uint8, "r") if size else np.zeros(0, np.uint8)
         stripped = strip(data.data)
         proto = onnx.ModelProto.FromString(stripped.message)
     except (WireError, DecodeError) as error:
-        raise ModelError(f"{path} is not an ONNX model: {error}") from error
+        raise ModelError(f"{path} is not an ONNX model: {error}", "EXT101") from error
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+        raise ModelError(f"{path} cannot be read: {error.strerror}", "EXT101") from error
     if not proto.HasField("graph") or (not proto.opset_import and not proto.ir_version):
-        raise ModelError(f"{path} is not an ONNX model: it holds no graph")
+        raise ModelError(f"{path} is not an ONNX model: it holds no graph", "EXT101")
     if not proto.graph.node:
-        raise ModelError(f"{path}: the graph is empty, there is nothing to look at")
+        raise ModelError(f"{path}: the graph is empty, there is nothing to look at", "EXT105")
     tensors, weights = {}, {}
     for position, tensor in enumerate(proto.graph.initializer):
         if tensor.name in tensors:
-            raise ModelError(f"{path}: two initializers are called '{tensor.name}'")
+            raise ModelError(f"{path}: two initializers are called '{tensor.name}'", "EXT105")
         tensors[tensor.name] = tensor
         weights[tensor.name] = _weight(path, tensor, stripped.raw.get(position))
     return Model(path, proto, weights, tensors)
@@ -124,43 +124,71 @@ def open_model(path: Path) -> Model:
 
 def _weight(path: Path, tensor: TensorProto, raw: tuple[int, int] | None) -> Weight:
     shape = tuple(tensor.dims)
-    try:
-        expected = tensor_bytes(tensor.data_type, shape) if tensor.data_type != TensorProto.STRING else 0
-    except KeyError as error:
-        raise ModelError(f"{path}: weight '{tensor.name}' has the unknown element type {tensor.data_type}") from error
-    external = tensor.data_location == TensorProto.EXTERNAL
-    if external:
-        span: Span | None = external_span(path, tensor, expected)
-    elif raw:
-        span = Span(path, *raw)
-    else:
+    where = f"{path}: weight '{tensor.name}'"
+    if tensor.data_type == TensorProto.STRING:
         return Weight(tensor.name, tensor.data_type, shape, None, False)
-    assert span is not None
-    if span.length != expected:
+    try:
+        expected = tensor_bytes(tensor.data_type, shape)
+    except KeyError as error:
+        raise ModelError(f"{where} has the unknown element type {tensor.data_type}", "EXT105") from error
+    external = tensor.data_location == TensorProto.EXTERNAL
+    span = external_span(path, tensor, expected) if external else Span(path, *raw) if raw else None
+    stored = span.length if span else _stored_bytes(tensor, expected)
+    if stored != expected:
         raise ModelError(
-            f"{path}: weight '{tensor.name}' should be {expected} bytes long by its type and shape {list(shape)}, "
-            f"but {span.length} are stored"
+            f"{where} should be {expected} bytes long by its type and shape {list(shape)}, but {stored} are stored",
+            "EXT103",
         )
     return Weight(tensor.name, tensor.data_type, shape, span, external)
 
 
+_TYPED_DATA = {
+    TensorProto.FLOAT: ("float_data", 1),
+    TensorProto.DOUBLE: ("double_data", 1),
+    TensorProto.INT64: ("int64_data", 1),
+    TensorProto.UINT32: ("uint64_data", 1),
+    TensorProto.UINT64: ("uint64_data", 1),
+    TensorProto.COMPLEX64: ("float_data", 2),
+    TensorProto.COMPLEX128: ("double_data", 2),
+}
+"""Where values stand that are not raw: (field, numbers per element); all other types use int32_data."""
+
+
+def _stored_bytes(tensor: TensorProto, expected: int) -> int:
+    """How many bytes of values stand in the tensor itself, raw or as numbers."""
+    if tensor.raw_data or not expected:
+        return len(tensor.raw_data)
+    field, numbers = _TYPED_DATA.get(tensor.data_type, ("int32_data", 1))
+    elements = math.prod(tensor.dims)
+    packed = _BITS.get(tensor.data_type, 8)
+    wanted = -(-elements * packed // 8) if packed < 8 else elements * numbers
+    return expected if len(getattr(tensor, field)) == wanted else len(getattr(tensor, field))
+
+
 def external_span(path: Path, tensor: TensorProto, expected: int) -> Span:
+    """Where a tensor's external data lies. Raises ModelError where it is missing, too short or out of bounds."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     where = f"{path}: the external data of weight '{tensor.name}'"
     parts = (PurePosixPath(location), PureWindowsPath(location))
     if not location or any(p.is_absolute() or ".." in p.parts or getattr(p, "drive", "") for p in parts):
-        raise ModelError(f"{where} lies outside the model's folder ('{location}'); move it there and fix the path")
+        raise ModelError(
+            f"{where} lies outside the model's folder ('{location}'); move it there and fix the path", "EXT104"
+        )
     file = path.parent / location
-    if not file.is_file():
-        raise ModelError(f"{where} is missing: no file '{location}' beside the model; copy it there")
+    try:
+        size = file.stat().st_size if file.is_file() else None
+    except OSError as error:
+        raise ModelError(f"{where} cannot be read: {error.strerror}", "EXT102") from error
+    if size is None:
+        raise ModelError(f"{where} is missing: no file '{location}' beside the model; copy it there", "EXT102")
     try:
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", expected))
     except ValueError as error:
-        raise ModelError(f"{where} has an offset or length that is not a number") from error
-    size = file.stat().st_size
+        raise ModelError(f"{where} has an offset or length that is not a number", "EXT105") from error
     if offset < 0 or length < 0 or offset + length > size:
         raise ModelError(
-            f"{where} is cut short: '{location}' has {size} bytes, {offset + length} are needed; copy the file again"
+            f"{where} is cut short: '{location}' has {size} bytes, {offset + length} are needed; copy the file again",
+            "EXT103",
         )
     return Span(file, offset, length)

@@ -154,7 +154,7 @@ class Probe:
         if self._parent is not None:
             return self._parent.fact(name)
         weight = self.index.model.weights.get(name)
-        if weight is not None and name not in self.index.graph_inputs:
+        if weight is not None and self.index.is_initializer(name):
             if weight.elem_type == TensorProto.STRING or weight.nbytes > _CONSTANT_BYTES:
                 return Fact(weight.shape)
             return Fact(weight.shape, widen(self.index.model.array(name)))

@@ -38,7 +38,8 @@ def splice(model: Model, islands: Sequence[Island]) -> onnx.ModelProto:
                 node.output[k] = f"{replaced[name]}/before/{name}"
     nodes = before + [node for island in islands for node in island.nodes]
     alive = _alive(nodes, outputs)
-    kept = [i for i in range(len(nodes)) if i in alive or (i < len(before) and i not in alive_before)]
+    gone = {name for i in alive_before - alive for name in nodes[i].output}
+    kept = [i for i in range(len(nodes)) if i in alive or (i < len(before) and not _lost(i, nodes, alive_before, gone))]
     old = sum(i < len(before) for i in kept)
     _take(graph.node, topological([nodes[i] for i in kept], old))
     _drop_unread_initializers(model, graph, islands)
@@ -65,6 +66,14 @@ def _alive(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> set[int]:
         alive.add(i)
         stack.extend(producer[name] for name in reads_of(nodes[i]) if name in producer)
     return alive
+
+
+def _lost(i: int, nodes: Sequence[NodeProto], alive_before: set[int], gone: set[str]) -> bool:
+    """Whether a node that no output depends on goes: its region went, or what it reads did. Others stay."""
+    if i not in alive_before and not any(name in gone for name in reads_of(nodes[i])):
+        return False
+    gone.update(name for name in nodes[i].output if name)
+    return True
 
 
 def _drop_unread_initializers(model: Model, graph: onnx.GraphProto, islands: Sequence[Island]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
 from ortmoe_cli.report.model import KINDS, SCHEMA_VERSION, STATUSES, BlockReport, Report
@@ -34,6 +35,7 @@ def document(report: Report) -> dict[str, Any]:
         "opset": report.opset,
         "seconds": round(report.seconds, 3),
         "versions": dict(sorted(report.versions.items())),
+        "launches": [asdict(launches) for launches in report.launches],
         "blocks": [_block(block) for block in report.blocks],
     }
 

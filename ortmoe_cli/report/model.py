@@ -65,6 +65,23 @@ class BlockReport:
 
 
 @dataclass(frozen=True)
+class Launches:
+    """The launch model for T new tokens: nodes that start kernels in one run, before and after fusing.
+
+    touched: how many experts of all blocks are expected to be used, if tokens choose evenly; of `experts` in all.
+    active_bytes: the weights of these, of `expert_bytes` in all.
+    """
+
+    tokens: int
+    before: int
+    after: int
+    touched: float = 0.0
+    experts: int = 0
+    active_bytes: int = 0
+    expert_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Report:
     """One run of `audit` or `fuse`. Blocks are put in order: by kind, then by layer.
 
@@ -86,6 +103,7 @@ class Report:
     notes: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     input_sha256: str | None = None
+    launches: tuple[Launches, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "blocks", in_order(self.blocks))

@@ -53,7 +53,7 @@ def render(report: Report, verbose: bool = False) -> RenderableType:
         parts += [_summary(report), _every_block(report) if verbose else _Collapsed(_alike(report.blocks))]
     else:
         parts.append(Text("No Mixture-of-Experts block and no attention found."))
-    parts += filter(None, (_contract(report), _notes(report), _next(report)))
+    parts += filter(None, (_launches(report), _contract(report), _notes(report), _next(report)))
     return Group(*chain.from_iterable((part, Text()) for part in parts[:-1]), parts[-1])
 
 
@@ -192,6 +192,20 @@ def _detail(block: BlockReport) -> RenderableType:
         if value:
             table.add_row(key, Text(value) if isinstance(value, str) else value)
     return Group(title, Padding(table, (0, 0, 0, 4)))
+
+
+def _launches(report: Report) -> RenderableType | None:
+    if not report.launches:
+        return None
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("new tokens", "launches now", "fused", "experts used", "expert bytes read"):
+        table.add_column(heading, justify="right")
+    for row in report.launches:
+        used = f"{row.touched:,.0f} of {row.experts:,}" if row.experts else ""
+        read = f"{words.size(row.active_bytes)} of {words.size(row.expert_bytes)}" if row.expert_bytes else ""
+        table.add_row(f"{row.tokens:,}", f"{row.before:,}", f"{row.after:,}", used, read)
+    title = Text("launches", style="bold").append("  nodes that start kernels, by the graph alone", "not bold dim")
+    return Group(title, Padding(table, (0, 0, 0, 2)))
 
 
 def _contract(report: Report) -> RenderableType | None:

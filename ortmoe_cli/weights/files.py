@@ -27,30 +27,35 @@ _UNSUPPORTED = {errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno
 def check_target(source: Path, reads: Iterable[Path], target: Path, data: Path, in_place: bool) -> None:
     """Refuse a target that cannot be written, or that would destroy the input (symbolic and hard links included)."""
     folder = target.parent
+    if not target.name:
+        raise OutputError("the output needs a file name, such as -o fused.onnx", "EXT106")
     if not folder.is_dir():
-        raise OutputError(f"{folder}: no such folder; create it, or write {target.name} elsewhere")
+        raise OutputError(f"{folder}: no such folder; create it, or write {target.name} elsewhere", "EXT106")
     for path in (target, data):
         if path.is_dir():
-            raise OutputError(f"{path} is a folder; give the name of a file to write")
+            raise OutputError(f"{path} is a folder; give the name of a file to write", "EXT106")
+        if path.is_symlink() and not _same(target, source):
+            raise OutputError(f"{path} is a link; give the name of the file that it should lead to", "EXT106")
         if path.exists() and not path.is_file():
-            raise OutputError(f"{path} is not a regular file; give the name of a file to write")
+            raise OutputError(f"{path} is not a regular file; give the name of a file to write", "EXT106")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputError(f"{folder} is not writable; write {target.name} elsewhere")
+        raise OutputError(f"{folder} is not writable; write {target.name} elsewhere", "EXT106")
     if _same(target, source):
         if in_place:
             return
-        raise OutputError(f"{target} is the input itself; give another name, or --in-place to replace it")
+        raise OutputError(f"{target} is the input itself; give another name, or --in-place to replace it", "EXT106")
     for path in (source, *sorted(set(reads))):
         for output in (target, data):
             if _same(output, path):
-                raise OutputError(f"{output} holds the input's weights or graph ({path}); give another name")
+                raise OutputError(f"{output} holds the input's weights or graph ({path}); give another name", "EXT106")
 
 
 def check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OutputError(
-            f"{folder} has {free:,} bytes free, the output takes {needed:,}; free {needed - free:,} or write elsewhere"
+            f"{folder} has {free:,} bytes free, the output takes {needed:,}; free {needed - free:,} or write elsewhere",
+            "EXT106",
         )
 
 

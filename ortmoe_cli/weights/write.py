@@ -40,7 +40,7 @@ class WriteReport:
 
 def data_path(target: Path) -> Path:
     """The data file of an output."""
-    return target.with_name(target.name + ".data")
+    return Path(f"{target}.data")
 
 
 def check_output(model: Model, target: Path, in_place: bool = False) -> None:

@@ -98,3 +98,32 @@ def test_brackets_and_colons_are_no_markup(capsys: pytest.CaptureFixture[str]) -
 def test_a_complaint_is_one_line_with_everything_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     screen.complain("[bold] :smile: " + str(Path("x") / ("y" * 200)) + "\nsecond")
     assert capsys.readouterr().err == f"ortmoe: error: [bold] :smile: x/{'y' * 200} second\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("output_format", ["text", "json"])
+def test_a_report_that_cannot_be_printed(tmp_path: Path, output_format: str) -> None:
+    """`audit` fails with one line; `fuse` has done its work, and its exit code says what became of the blocks."""
+    fixture = Path(__file__).parents[2] / "fixtures/dense_bmm.onnx"
+    commands = {
+        "audit": ([str(fixture)], 2, "the report cannot be printed: No space left on device"),
+        "fuse": ([str(fixture), "-o", str(tmp_path / "out.onnx")], 0, "out.onnx is written all the same"),
+    }
+    for command, (arguments, code, words) in commands.items():
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "ortmoe_cli.cli.app", command, *arguments, "--output-format", output_format],
+                stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            )  # fmt: skip
+        assert done.returncode == code
+        assert words in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+    assert (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a shell")
+def test_closed_streams(tmp_path: Path) -> None:
+    fixture = Path(__file__).parents[2] / "fixtures/dense_bmm.onnx"
+    line = f"{sys.executable} -m ortmoe_cli.cli.app fuse {fixture} -o {tmp_path}/out.onnx >&- 2>&-"
+    assert subprocess.run(line, shell=True, check=False).returncode == 0
+    assert (tmp_path / "out.onnx").exists()

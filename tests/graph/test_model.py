@@ -157,3 +157,39 @@ def test_graphs_that_contradict_themselves(
 def test_strip_never_hangs_or_crashes(data: bytes) -> None:
     with contextlib.suppress(WireError):
         assert strip(memoryview(data)).message is not None
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], raw_data=b"123"),
+        TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], float_data=[1.0, 2.0]),
+        TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4000]),
+        TensorProto(name="w", data_type=TensorProto.INT4, dims=[4], int32_data=[1]),
+    ],
+)
+def test_values_that_are_too_few(tmp_path: Path, tensor: TensorProto) -> None:
+    proto = tiny({})
+    proto.graph.initializer.append(tensor)
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match="are stored") as caught:
+        open_model(tmp_path / "m.onnx")
+    assert caught.value.code == "EXT103"
+
+
+def test_values_as_numbers(tmp_path: Path) -> None:
+    """Every type can hold its values as numbers instead of bytes."""
+    proto = tiny({})
+    for elem_type in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64, TensorProto.BOOL, TensorProto.INT4):
+        proto.graph.initializer.append(helper.make_tensor(f"w{elem_type}", elem_type, [3], [1, 0, 1]))
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    model = open_model(tmp_path / "m.onnx")
+    assert all(model.array(name).astype(np.float32).tolist() == [1, 0, 1] for name in model.weights)
+
+
+def test_a_node_without_its_inputs(tmp_path: Path) -> None:
+    proto = tiny({})
+    del proto.graph.node[0].input[:]
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match="'only' lacks inputs"):
+        validate(Index(open_model(tmp_path / "m.onnx")))

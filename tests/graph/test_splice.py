@@ -125,3 +125,18 @@ def test_captured_tensors_keep_their_producers(tmp_path: Path) -> None:
     assert "double" in [n.name for n in out.graph.node]
     assert "relu" not in [n.name for n in out.graph.node]
     assert onnx.load_from_string(out.SerializeToString()) == out
+
+
+def test_a_dead_branch_goes_with_what_it_reads(tmp_path: Path) -> None:
+    """Valid models hold nodes that no output needs; left without their input they would not load."""
+    proto = doubled()
+    proto.graph.node.append(helper.make_node("Exp", ["a"], ["d"], name="dead on a"))
+    proto.graph.node.append(helper.make_node("Log", ["d"], ["e"], name="dead on d"))
+    proto.graph.node.append(helper.make_node("Log", ["b"], ["f"], name="dead on b"))
+    out = splice(opened(tmp_path, proto), [island()])
+    names = [n.name for n in out.graph.node]
+    assert "dead before" in names
+    assert "dead on b" in names
+    assert "dead on a" not in names
+    assert "dead on d" not in names
+    ort.InferenceSession(out.SerializeToString(), providers=["CPUExecutionProvider"])

@@ -48,6 +48,21 @@ def test_the_input_itself(path, tmp_path, monkeypatch):
         refused(path, target, "is the input itself; give another name, or --in-place")
 
 
+def test_a_link(path, tmp_path):
+    """Neither replaced, as /dev/stdout would be, nor followed to a file that nobody named."""
+    (tmp_path / "elsewhere.onnx").write_bytes(b"precious")
+    for name in ("out.onnx", "graph.onnx.data"):
+        (tmp_path / name).symlink_to(tmp_path / "elsewhere.onnx")
+    refused(path, tmp_path / "out.onnx", "is a link; give the name of the file")
+    refused(path, tmp_path / "graph.onnx", r"graph.onnx.data is a link")
+
+
+@pytest.mark.parametrize("name", ["", "."])
+def test_no_name(path, monkeypatch, name):
+    monkeypatch.chdir(path.parent)
+    refused(path, Path(name), "needs a file name")
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_the_inputs_data_file(tmp_path, in_place):
     """Neither as the graph nor as the data of the output, under any name, in place or not."""

@@ -1,0 +1,1 @@
+"""What the installed runtime really does: which settings it knows, which providers load, what it makes of a model."""
