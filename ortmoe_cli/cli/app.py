@@ -23,7 +23,7 @@ from ortmoe_cli.errors import OrtmoeError
 
 _USAGE = 2
 _INTERRUPTED = 130
-_TERMINATED = 143
+_SIGNALLED = 128
 
 app = typer.Typer(
     name="ortmoe",
@@ -102,7 +102,10 @@ def _usage(error: typer.TyperException) -> str:
 
 def main() -> None:
     """Entry point of the installed command."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # so that unfinished output is cleaned up
+    for name in ("SIGTERM", "SIGHUP"):  # so that unfinished output is cleaned up
+        if hasattr(signal, name):
+            number = getattr(signal, name)
+            signal.signal(number, lambda *_, number=number: sys.exit(_SIGNALLED + number))
     if "--debug" not in sys.argv:
         warnings.simplefilter("ignore")  # notes of libraries to programmers
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  started with a closed stream

@@ -26,8 +26,10 @@ def audit(
     return describe(found, "fusable", started, command="audit", launches=model_launches(found, tokens))
 
 
-def describe(found: Inspection, fusion_status: Status, started: float, **fields: object) -> Report:
-    """The report of an inspection; `fields` are those that only the caller knows."""
+def describe(
+    found: Inspection, fusion_status: Status, started: float, notes: Sequence[str] = (), **fields: object
+) -> Report:
+    """The report of an inspection; `fields` and `notes` are what only the caller knows."""
     blocks = [BlockReport.from_outcome(outcome, fusion_status) for outcome in found.outcomes]
     return Report(
         model=str(found.model.path),
@@ -38,8 +40,22 @@ def describe(found: Inspection, fusion_status: Status, started: float, **fields:
         seconds=round(time.monotonic() - started, 3),
         versions=versions(),
         input_sha256=found.sha256,
+        notes=(*_notes(found), *notes),
         **fields,  # type: ignore[arg-type]
     )
+
+
+def _notes(found: Inspection) -> tuple[str, ...]:
+    """What concerns the whole model."""
+    notes = []
+    if overridable := len(found.index.overridable):
+        notes.append(
+            f"{overridable} weights are listed as inputs too, so a caller may feed others: nothing that depends on them "
+            "can be fused; export without initializers as inputs, or remove them from the inputs"
+        )
+    if found.options.verify == "none" and found.fusions:
+        notes.append("nothing was verified (--verify none): the guarantees are what the graph looks like, not proven")
+    return tuple(notes)
 
 
 def versions() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 from ortmoe_cli.engine.audit import describe
 from ortmoe_cli.engine.inspect import inspect, open_index
@@ -38,7 +39,7 @@ def fuse(
         check_output(index.model, target, in_place)
     found = inspect(index, options, progress)
     proto = splice(found.model, [fusion.island for fusion in found.fusions])
-    fields: dict[str, object] = {"command": "fuse", "nodes_after": len(proto.graph.node), "dry_run": dry_run}
+    fields: dict[str, Any] = {"command": "fuse", "nodes_after": len(proto.graph.node), "dry_run": dry_run}
     if dry_run or target is None:
         return describe(found, "fusable", started, **fields)
     notes: list[str] = []
@@ -57,5 +58,5 @@ def fuse(
         progress=lambda done, total: progress("write", done, total),
         check=check,
     )
-    fields |= {"output": str(target), "output_bytes": written.proto_bytes + written.data_bytes, "notes": tuple(notes)}
-    return describe(found, "fused", started, **fields)
+    fields |= {"output": str(target), "output_bytes": written.proto_bytes + written.data_bytes}
+    return describe(found, "fused", started, notes, **fields)

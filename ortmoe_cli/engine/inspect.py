@@ -22,6 +22,7 @@ class Inspection:
 
     index: Index
     cutter: Cutter
+    options: Options
     sha256: str
     outcomes: tuple[Outcome, ...]
 
@@ -50,4 +51,4 @@ def inspect(index: Index, options: Options, progress: Progress) -> Inspection:
     context = Context(index, cutter, options, progress)
     outcomes = [outcome for kind, find in _FINDERS.items() if kind in options.only for outcome in find(context)]
     cutter.release()
-    return Inspection(index, cutter, sha256, tuple(outcomes))
+    return Inspection(index, cutter, options, sha256, tuple(outcomes))

@@ -45,9 +45,7 @@ def launches(index: Index) -> int:
     """Nodes that start a kernel: not views, not constants, not shape arithmetic on the host."""
     host = host_side(index, {}, False)
     return sum(
-        1 + sum(_inner(index.node(i)))
-        for i in live(index)
-        if index.op(i) not in _VIEWS and i not in host.arithmetic
+        1 + sum(_inner(index.node(i))) for i in live(index) if index.op(i) not in _VIEWS and i not in host.arithmetic
     )
 
 

@@ -43,10 +43,9 @@ def splice(model: Model, islands: Sequence[Island]) -> onnx.ModelProto:
     old = sum(i < len(before) for i in kept)
     _take(graph.node, topological([nodes[i] for i in kept], old))
     _drop_unread_initializers(model, graph, islands)
-    names = {name for node in graph.node for name in node.output}
-    names |= {info.name for info in (*graph.input, *graph.output)} | {t.name for t in graph.initializer}
-    _take(graph.value_info, [info for info in graph.value_info if info.name in names])
-    _take(graph.quantization_annotation, [q for q in graph.quantization_annotation if q.tensor_name in names])
+    lost = _names(model.proto.graph) - _names(graph)
+    _take(graph.value_info, [info for info in graph.value_info if info.name not in lost])
+    _take(graph.quantization_annotation, [q for q in graph.quantization_annotation if q.tensor_name not in lost])
     imported = {opset.domain for opset in proto.opset_import}
     for domain, version in sorted({item for island in islands for item in island.opsets.items()}):
         if domain not in imported:
@@ -66,6 +65,12 @@ def _alive(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> set[int]:
         alive.add(i)
         stack.extend(producer[name] for name in reads_of(nodes[i]) if name in producer)
     return alive
+
+
+def _names(graph: onnx.GraphProto) -> set[str]:
+    """Every tensor that is made in a graph or comes with it."""
+    made = {name for node in graph.node for name in node.output}
+    return made | {tensor.name for tensor in graph.initializer}
 
 
 def _lost(i: int, nodes: Sequence[NodeProto], alive_before: set[int], gone: set[str]) -> bool:

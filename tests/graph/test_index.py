@@ -130,3 +130,13 @@ def test_a_file_out_of_order_is_numbered_in_order(tmp_path: Path) -> None:
     assert [index.op(i) for i in range(2)] == ["Cast", "Relu"]
     assert (index.producer("half"), index.consumers("half")) == (0, (1,))
     validate(index)
+
+
+def test_a_prefix_that_nothing_uses(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["moe_1/y"], name="moe_2/relu"), helper.make_node("Abs", ["x"], ["moe_3"])]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", 1, ["n"])], [onnx.ValueInfoProto(name="moe_3")]
+    )
+    index = opened(tmp_path, helper.make_model(graph, ir_version=10))
+    wanted = ("moe_1", "moe_2", "moe_3")
+    assert [index.unused_prefix(name) for name in wanted] == ["moe_1_2", "moe_2_2", "moe_3"]

@@ -140,3 +140,13 @@ def test_a_dead_branch_goes_with_what_it_reads(tmp_path: Path) -> None:
     assert "dead on a" not in names
     assert "dead on d" not in names
     ort.InferenceSession(out.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def test_notes_about_names_that_nobody_makes_stay(tmp_path: Path) -> None:
+    proto = doubled()
+    for name in ("a", "b", "elsewhere"):
+        proto.graph.quantization_annotation.add(tensor_name=name)
+    proto.graph.value_info.append(helper.make_tensor_value_info("elsewhere", TensorProto.FLOAT, ["n"]))
+    out = splice(opened(tmp_path, proto), [island()])
+    assert [q.tensor_name for q in out.graph.quantization_annotation] == ["b", "elsewhere"]
+    assert [v.name for v in out.graph.value_info] == ["b", "elsewhere"]
