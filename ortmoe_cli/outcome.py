@@ -11,6 +11,7 @@ from ortmoe_cli.graph.cut import Cutter
 from ortmoe_cli.graph.index import Index
 from ortmoe_cli.graph.island import Island
 from ortmoe_cli.weights.pack import PackedWeight
+from ortmoe_cli.weights.quantise import Scheme
 
 Kind = Literal["moe", "gqa"]
 Guarantee = Literal["exact", "narrowed", "assumed", "repaired"]
@@ -29,7 +30,8 @@ class Check:
 class Fusion:
     """A block that can be replaced. `island` takes its place, `weights` are what it reads, `contract` what narrows it.
 
-    `region` counts the nodes that the island makes superfluous.
+    `region` counts the nodes that the island makes superfluous. `proof`: where the island rounds, the same block with
+    a node that does not, to be compared with the original in its place.
     """
 
     kind: Kind
@@ -44,6 +46,7 @@ class Fusion:
     region: int = 0
     facts: Mapping[str, Fact] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
+    proof: "Fusion | None" = None
 
 
 @dataclass(frozen=True)
@@ -86,13 +89,23 @@ def silent(stage: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for. `only`: kinds to look at; `assume`: promises that the graph cannot show."""
+    """What the user asked for. `only`: kinds to look at; `assume`: promises that the graph cannot show.
+
+    `rounding`: how float experts are to be quantised, if at all; `max_error`: the largest relative error of a block
+    that is let through then. `router`: what the node is fed with, the raw logits where it can do the router's work, or
+    the weights that the router gives. `repair`: which fused nodes of the model may be rewritten: those in float32, which
+    are meant for the CPU too, or all, or none.
+    """
 
     only: frozenset[str] = frozenset({"moe", "gqa"})
     assume: frozenset[str] = frozenset()
     ep: Literal["cpu", "cuda"] = "cpu"
     verify: Literal["full", "sample", "none"] = "full"
     max_length: int | None = None
+    rounding: Scheme | None = None
+    max_error: float | None = None
+    router: Literal["auto", "logits", "weights"] = "auto"
+    repair: Literal["auto", "all", "none"] = "auto"
 
 
 @dataclass(frozen=True, eq=False)

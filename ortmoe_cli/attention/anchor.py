@@ -3,22 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ortmoe_cli.attention.below import find_values
 from ortmoe_cli.attention.einsum import Axes, context_axes, score_axes
+from ortmoe_cli.attention.line import PRODUCTS, Line, read_line
 from ortmoe_cli.attention.refuse import Refused
 from ortmoe_cli.graph.index import Index
 from ortmoe_cli.graph.probe import Probe
 
-PRODUCTS = ("MatMul", "com.microsoft.FusedMatMul", "Einsum")
 _SCORE_OPS = {
     "Add", "Sub", "Mul", "Div", "Tanh", "Where", "Concat", "Cast", "CastLike", "Max", "Min", "Clip", "Reshape",
-    "Identity", "Unsqueeze", "Squeeze", "Expand", "Neg", "ReduceMax", "Transpose", "Flatten", "Dropout",
+    "Identity", "Unsqueeze", "Squeeze", "Expand", "Neg", "ReduceMax", "Transpose", "Flatten",
 }  # fmt: skip
-"""What may stand between the product of queries and keys and the softmax."""
-_WEIGHT_OPS = {
-    "Cast", "CastLike", "Where", "IsNaN", "IsInf", "Slice", "Identity", "Dropout", "Reshape", "Split", "Not", "And",
-    "Mul", "Equal", "Unsqueeze", "Squeeze", "Gather",
-}  # fmt: skip
-"""What may stand between the softmax and the product with the values."""
+"""What the scores may pass through on their way to the softmax."""
 _REACH = 40
 _LENGTHS_INPUT, _SCORES_OUTPUT = 6, 3
 
@@ -27,8 +23,8 @@ _LENGTHS_INPUT, _SCORES_OUTPUT = 6, 3
 class Anchor:
     """A place that computes attention, by its operands.
 
-    `scores` enters the softmax and `product` is the node that makes it from queries and keys; both are None for an
-    Attention node, which computes everything itself. `path` holds the nodes between the two.
+    `line` leads from the product of queries and keys to the softmax; it is None for an Attention node, which computes
+    everything itself.
     """
 
     node: int
@@ -36,9 +32,7 @@ class Anchor:
     key: str
     value: str
     context: str
-    product: int | None = None
-    scores: str | None = None
-    path: frozenset[int] = frozenset()
+    line: Line | None = None
     key_in_rows: bool = False
     """The key operand is [.., T, D], not transposed."""
     axes: tuple[Axes | None, Axes | None, Axes | None] = (None, None, None)
@@ -56,8 +50,11 @@ def data_inputs(index: Index, probe: Probe, i: int) -> list[str]:
     return [name for name in index.inputs(i) if is_data(index, probe, name)]
 
 
-def softmax_anchor(index: Index, probe: Probe, i: int) -> Anchor | None:
-    """The anchor around a Softmax; None if it is no attention (a router, a classifier). Raises Refused."""
+def softmax_anchor(index: Index, probe: Probe, far: Sequence[Probe], i: int) -> Anchor | None:
+    """The anchor around a Softmax; None if it is no attention (a router, a classifier). Raises Refused.
+
+    `far` are ever longer probes, up to more tokens than any model is given.
+    """
     entering = index.inputs(i)[0]
     if not _looks_like_attention(index, i):
         return None
@@ -65,8 +62,10 @@ def softmax_anchor(index: Index, probe: Probe, i: int) -> Anchor | None:
         raise Refused(
             "GQA107", "the scores do not depend on data: the meaning of the graph's inputs was not understood"
         )
-    product, path = _product_above(index, probe, entering)
-    values, weights = _product_below(index, probe, index.outputs(i)[0])
+    _one_product_above(index, probe, entering)
+    line = read_line(index, probe, far, entering)
+    product = line.product
+    values, weights = find_values(index, probe, i, bool(line.sinks))
     shape, axis = probe.shape(entering), index.attribute(i, "axis", -1)
     if shape is None:
         raise Refused("GQA107", "the shape of the scores could not be derived")
@@ -79,8 +78,8 @@ def softmax_anchor(index: Index, probe: Probe, i: int) -> Anchor | None:
         if flags or (node == values and index.attribute(node, "transB", 0)):
             raise Refused("GQA111", f"a {index.op(node)} of the attention transposes its operands")
     return Anchor(
-        i, operands.query, operands.key, operands.value, index.outputs(values)[0], product,
-        _before_max(index, entering), path, operands.key_in_rows, operands.axes, operands.tokens_first,
+        i, operands.query, operands.key, operands.value, index.outputs(values)[0], line, operands.key_in_rows,
+        operands.axes, operands.tokens_first,
     )  # fmt: skip
 
 
@@ -145,12 +144,15 @@ def _search(index: Index, starts: Sequence[str], upwards: bool) -> bool:
     return False
 
 
-def _product_above(index: Index, probe: Probe, tensor: str) -> tuple[int, frozenset[int]]:
-    """The product of queries and keys that a softmax input comes from, and the nodes between."""
-    products, path, odd, stack = set(), set(), set(), [tensor]
+def _one_product_above(index: Index, probe: Probe, tensor: str) -> None:
+    """Refuse scores that come from several products, or a mask that is computed from data."""
+    products: set[int] = set()
+    seen: set[int] = set()
+    odd: set[str] = set()
+    stack = [tensor]
     while stack:
         i = index.producer(stack.pop())
-        if i is None or i in path:
+        if i is None or i in seen:
             continue
         data = data_inputs(index, probe, i)
         if index.op(i) in PRODUCTS:
@@ -161,7 +163,7 @@ def _product_above(index: Index, probe: Probe, tensor: str) -> tuple[int, frozen
         if index.op(i) not in _SCORE_OPS:
             odd.add(index.op(i))
             continue
-        path.add(i)
+        seen.add(i)
         stack.extend(data)
     if len(products) == 1 and odd:
         raise Refused("GQA105", f"the mask depends on data: it is computed by {', '.join(sorted(odd))}")
@@ -169,36 +171,3 @@ def _product_above(index: Index, probe: Probe, tensor: str) -> tuple[int, frozen
         raise Refused("GQA108", f"{', '.join(sorted(odd))} between the scores and the softmax is not recognised")
     if len(products) != 1:
         raise Refused("GQA108", f"the scores are a sum of {len(products)} products (relative positions?), not one")
-    return products.pop(), frozenset(path)
-
-
-def _product_below(index: Index, probe: Probe, tensor: str) -> tuple[int, str]:
-    """The product of attention weights and values that reads a softmax, and the weights' name there."""
-    found: dict[int, str] = {}
-    seen, stack = set(), [tensor]
-    while stack:
-        name = stack.pop()
-        for i in index.consumers(name):
-            op = index.op(i)
-            if op in PRODUCTS and len(data_inputs(index, probe, i)) == 2:
-                found[i] = name
-            elif i not in seen and op not in ("Shape", "Size"):
-                if op not in _WEIGHT_OPS:
-                    raise Refused("GQA108", f"{op} reads the attention weights")
-                seen.add(i)
-                stack.extend(output for output in index.outputs(i) if output)
-    if len(found) != 1:
-        raise Refused("GQA108", f"the attention weights are multiplied with {len(found)} tensors, not one")
-    return found.popitem()
-
-
-def _before_max(index: Index, tensor: str) -> str:
-    """The scores before their maximum is taken away, which a softmax does not notice."""
-    i = index.producer(tensor)
-    if i is None or index.op(i) != "Sub":
-        return tensor
-    scores, subtracted = index.inputs(i)
-    maximum = index.producer(subtracted)
-    if maximum is not None and index.op(maximum) == "ReduceMax" and index.inputs(maximum)[0] == scores:
-        return scores
-    return tensor

@@ -7,16 +7,13 @@ from typing import Literal
 import numpy as np
 
 from ortmoe_cli.attention.anchor import Anchor
+from ortmoe_cli.attention.fixed import BLOCKED
 from ortmoe_cli.attention.mask import Sight
-from ortmoe_cli.attention.reference import BLOCKED
-from ortmoe_cli.attention.scores import attention_mask
+from ortmoe_cli.attention.proof import mask_terms
 from ortmoe_cli.graph.index import Index
-from ortmoe_cli.graph.probe import Probe
 
 _CLOSE = 1e-6
 _RANK = 4
-_CONSTANT_RANGE = (2, 1_000_000)
-_SLICE_NODES = 2_000
 
 
 @dataclass(frozen=True)
@@ -41,25 +38,18 @@ NOTHING = Carrier("none")
 
 
 def find_carrier(index: Index, anchor: Anchor, sights: Sequence[Sight]) -> Carrier:
-    """The cheapest carrier that gives the bias in every situation."""
-    if anchor.product is None:
-        mask = attention_mask(index, anchor)
-        kind: Literal["allow", "add"] = "allow" if sights[0].probe.value(mask).dtype == bool else "add"  # type: ignore[union-attr]
-        return _described(Carrier(kind, mask), sights)
-    for i in sorted(anchor.path):
-        for carrier in _offers(index, i):
-            if all(_carries(carrier, sight) for sight in sights):
-                return _described(carrier, sights)
-    return Carrier("copy", full=True, floor=-np.inf)
+    """The cheapest carrier that gives the bias, by structure; seen to do so in every situation.
 
-
-def _offers(index: Index, i: int) -> list[Carrier]:
-    if index.op(i) == "Add":
-        return [Carrier("add", name) for name in index.inputs(i)]
-    if index.op(i) == "Where":
-        condition = index.inputs(i)[0]
-        return [Carrier("allow", condition), Carrier("block", condition)]
-    return []
+    A tensor of the graph is one only if nothing else is added on the way to the softmax. Else the way is copied.
+    """
+    terms = mask_terms(index, sights[0].probe, anchor)
+    if anchor.line is None or (len(terms) == 1 and not anchor.line.scaled and terms[0].kind != "sub"):
+        (term,) = terms
+        carrier = Carrier(term.kind, term.tensor)  # type: ignore[arg-type]
+        if anchor.line is None or all(_carries(carrier, sight) for sight in sights):
+            return _described(carrier, sights)
+    full = all(sight.bias.shape[2:] == sight.bias.values.shape[2:] for sight in sights)
+    return Carrier("copy", full=full, floor=-np.inf)
 
 
 def _carries(carrier: Carrier, sight: Sight) -> bool:
@@ -96,42 +86,3 @@ def _value(tensor: str, sight: Sight) -> np.ndarray | None:
         return value
     extra = value.ndim - _RANK
     return value.reshape(value.shape[0], *value.shape[1 + extra :]) if set(value.shape[1 : 1 + extra]) == {1} else None
-
-
-def mask_constants(index: Index, probe: Probe, anchor: Anchor) -> list[int]:
-    """The integers that a block's mask is computed with: windows, chunks, maximal lengths."""
-    roots = [attention_mask(index, anchor)] if anchor.product is None else []
-    for i in anchor.path:
-        roots += [name for name in index.inputs(i) if name and probe.value(name) is not None]
-    found: set[int] = set()
-    seen, stack = set(roots), list(roots)
-    while stack and len(seen) < _SLICE_NODES:
-        name = stack.pop()
-        value = probe.value(name)
-        if value is not None and index.is_constant(name) and value.size == 1 and value.dtype.kind in "iuf":
-            number = float(value.reshape(()))
-            if np.isfinite(number) and number == int(number) and _in_range(abs(number)):
-                found.add(abs(int(number)))
-        made_by = index.producer(name)
-        if made_by is None or index.op(made_by) in ("Shape", "Size"):
-            continue
-        for read in index.inputs(made_by):
-            if read and read not in seen and _bounds(index, made_by, read):
-                seen.add(read)
-                stack.append(read)
-    return sorted(found)
-
-
-def _bounds(index: Index, i: int, name: str) -> bool:
-    """Whether an input can be a bound of the mask; axes and sizes of reshapes cannot."""
-    first = index.inputs(i)[0]
-    if index.op(i) in ("Unsqueeze", "Squeeze", "Reshape", "Transpose", "ReduceSum", "CumSum", "Expand"):
-        return first == name
-    source = index.producer(first)
-    picks_a_size = index.op(i) in ("Gather", "Slice") and source is not None and index.op(source) == "Shape"
-    return not picks_a_size or first == name
-
-
-def _in_range(number: float) -> bool:
-    low, high = _CONSTANT_RANGE
-    return low <= number <= high

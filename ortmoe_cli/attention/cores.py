@@ -4,25 +4,21 @@ A tensor is recognised by evaluation: fill it with noise and see whether the ope
 times a constant. So it does not matter by which nodes an exporter repeats and transposes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ortmoe_cli.attention.anchor import Anchor, data_inputs
+from ortmoe_cli.attention.anchor import Anchor
 from ortmoe_cli.attention.block import Cache, Core, Heads
 from ortmoe_cli.attention.layout import Layout, heads_first, token_axis
+from ortmoe_cli.attention.moves import Moves
 from ortmoe_cli.attention.refuse import Refused
 from ortmoe_cli.graph.index import Index
 from ortmoe_cli.graph.probe import Probe
 
-_MOVES = {
-    "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Tile", "Identity", "Cast", "CastLike", "Flatten",
-    "Dropout", "Slice", "Split", "Concat", "Gather", "Mul", "Div",
-}  # fmt: skip
-"""What moves, repeats or scales heads without mixing them."""
 _STATIC_CACHES = {"ScatterND", "ScatterElements", "TensorScatter", "Where", "com.microsoft.GroupQueryAttention"}
 _TOLERANCE = 1e-4
-_CHAIN = 24
 
 
 @dataclass(frozen=True)
@@ -48,10 +44,10 @@ class _Operand:
         return value.reshape(self.batch, -1, self.rows, self.size)
 
 
-def find_heads(index: Index, probe: Probe, anchor: Anchor) -> Heads:
-    """The heads of a block. Raises Refused."""
+def find_heads(index: Index, probe: Probe, far: Sequence[Probe], anchor: Anchor) -> Heads:
+    """The heads of a block. `far` are ever longer probes, up to very many tokens. Raises Refused."""
     query, key, value, heads = _operands(index, probe, anchor)
-    finder = _Finder(index, probe)
+    finder = _Finder(index, probe, far)
     query_core = finder.core(query, "queries", heads=heads)
     cached = _inner_cache(index, anchor)
     key_core, key_cache = finder.cached_core(key, "keys", cached[0], query.rows)
@@ -63,8 +59,9 @@ def find_heads(index: Index, probe: Probe, anchor: Anchor) -> Heads:
     if (key_cache is None) != (value_cache is None):
         side = "keys" if key_cache else "values"
         raise Refused("GQA113", f"only the {side} are cached")
-    if abs(value_core.factor - 1) > _TOLERANCE:
-        raise Refused("GQA113", f"the values are multiplied by {value_core.factor:.6g} before they are weighted")
+    factor = value_cache.present.factor if value_cache else value_core.factor
+    if abs(factor - 1) > _TOLERANCE:
+        raise Refused("GQA113", f"the values are multiplied by {factor:.6g} before they are weighted")
     if query.size % 8:
         raise Refused("GQA104", f"the heads have size {query.size}, which is not a multiple of 8")
     return Heads(query_core, key_core, value_core, key_cache, value_cache, heads, kv_heads, query.size)
@@ -77,7 +74,7 @@ def _operands(index: Index, probe: Probe, anchor: Anchor) -> tuple[_Operand, _Op
     if not query or not key or not value:
         raise Refused("GQA107", "the shapes of queries, keys and values could not be derived")
     batch = probe.sizes.batch
-    if anchor.product is None and len(query) == 3:
+    if anchor.line is None and len(query) == 3:
         heads, kv_heads = (int(index.attribute(anchor.node, name, 0)) for name in ("q_num_heads", "kv_num_heads"))
         if not heads or not kv_heads:
             raise Refused("GQA112", "an Attention node on rank 3 does not say how many heads it has")
@@ -122,7 +119,7 @@ def _same_size(size: int, value_size: int) -> None:
 def _inner_cache(index: Index, anchor: Anchor) -> tuple[Cache | None, Cache | None]:
     """The caches that an Attention node joins itself."""
     inputs, outputs = index.inputs(anchor.node), index.outputs(anchor.node)
-    if anchor.product is not None or len(inputs) < 6 or not inputs[4]:
+    if anchor.line is not None or len(inputs) < 6 or not inputs[4]:
         return None, None
     if len(outputs) < 3 or not outputs[1] or not outputs[2]:
         raise Refused("GQA113", "an Attention node reads a cache and returns none")
@@ -132,13 +129,13 @@ def _inner_cache(index: Index, anchor: Anchor) -> tuple[Cache | None, Cache | No
 class _Finder:
     """Recognises cores at one probe."""
 
-    def __init__(self, index: Index, probe: Probe) -> None:
-        self._index, self._probe = index, probe
+    def __init__(self, index: Index, probe: Probe, far: Sequence[Probe]) -> None:
+        self._index, self._probe, self._moves = index, probe, Moves(index, probe, far)
 
     def core(self, operand: _Operand, what: str, heads: int | None = None) -> Core:
         """The tensor farthest up that the operand is a copy of, heads repeated. `heads`: how many it must have."""
         best, tiled, probe = None, False, self._probe
-        for tensor in self._chain(operand.tensor):
+        for tensor in self._moves.clean(operand.tensor):
             shape = probe.shape(tensor)
             if shape is None:
                 break
@@ -175,7 +172,10 @@ class _Finder:
         if concat is not None and self._index.op(concat) == "Concat" and len(self._index.inputs(concat)) == 2:
             return self._split_cache(core, operand, what, concat, new)
         if operand.rows != new:
-            last = self._index.producer(self._chain(operand.tensor)[-1])
+            odd, chain = self._moves.first_odd(operand.tensor), self._moves.chain(operand.tensor)
+            if odd:
+                raise Refused("GQA113", f"the {what} of all tokens go through {odd} on their way to the product")
+            last = self._index.producer(chain[-1])
             if last is not None and self._index.op(last) == "Concat":
                 raise Refused("GQA111", f"the {what} are not taken from their cache with all heads in order")
             if concat is not None and self._index.op(concat) in _STATIC_CACHES:
@@ -219,19 +219,6 @@ class _Finder:
 
     def _is_data(self, name: str) -> bool:
         return not self._index.is_constant(name) and self._probe.value(name) is None
-
-    def _chain(self, tensor: str) -> list[str]:
-        """The tensors that the operand is moved from, nearest first, up to a cache or a computation."""
-        chain, index = [tensor], self._index
-        while len(chain) < _CHAIN:
-            i = index.producer(chain[-1])
-            if i is None or index.op(i) not in _MOVES:
-                break
-            data = list(dict.fromkeys(data_inputs(index, self._probe, i)))
-            if len(data) != 1 or (index.op(i) == "Div" and index.inputs(i)[0] != data[0]):
-                break
-            chain.append(data[0])
-        return chain
 
 
 def _repeats(operand: np.ndarray, source: np.ndarray) -> float | None:

@@ -15,6 +15,7 @@ from ortmoe_cli.attention.carrier import Carrier
 from ortmoe_cli.attention.detach import InnerSize
 from ortmoe_cli.attention.layout import Layout
 from ortmoe_cli.attention.lengths import Length, Unit
+from ortmoe_cli.attention.line import Line
 from ortmoe_cli.attention.refuse import Refused
 from ortmoe_cli.graph.index import Index
 from ortmoe_cli.graph.island import Island, IslandBuilder
@@ -149,7 +150,7 @@ class _Emitter:
             bias = builder.one("Where", tensor, *sides)
         else:
             bias = tensor if carrier.kind == "add" else self._copied()
-            own = self._index.elem_type(carrier.tensor or self._scores())
+            own = self._index.elem_type(carrier.tensor or self._line.biased)
             floor = carrier.floor
             if floor < _LOWEST[self._type] or np.isnan(floor):
                 bias = builder.one("Max", bias, builder.constant(_typed(max(_LOWEST[self._type], _LOWEST[own]), own)))
@@ -167,36 +168,39 @@ class _Emitter:
             return self._builder.one("Squeeze", carrier.tensor, axes=axes)
         return self._builder.one("Squeeze", carrier.tensor, self._builder.constant(np.array(axes, np.int64)))
 
-    def _scores(self) -> str:
-        assert self._block.anchor.scores is not None
-        return self._block.anchor.scores
-
     def _copied(self) -> str:
-        """The nodes between the product and the softmax once more, on a product of zeros: what they add."""
-        anchor, builder, index = self._block.anchor, self._builder, self._index
-        assert anchor.product is not None
-        product = index.outputs(anchor.product)[0]
-        zero = builder.constant(_typed(0.0, index.elem_type(product)))
+        """The nodes that add to the scores once more, on a product of zeros: what they add."""
+        line, builder, index = self._line, self._builder, self._index
+        product = index.outputs(line.product)[0]
         names = {size.output: self._size(size) for size in self._plan.sizes}
-        names[product] = builder.one("Expand", zero, self._product_shape())
-        for i in sorted(anchor.path):
+        names[product] = self._zeros(index.elem_type(product))
+        for i in line.nodes:
             node = index.node(i)
             attributes = {a.name: index.attribute(i, a.name) for a in node.attribute}
             inputs = [names.get(name, name) for name in index.inputs(i)]
             made = builder.op(node.op_type, inputs, len(node.output), domain=node.domain, **attributes)
             names |= dict(zip(index.outputs(i), (made,) if isinstance(made, str) else made, strict=True))
-        scores = names[self._scores()]
-        if self._block.product is not None:
-            rows = self._numbers(self._unit("B"), self._block.heads.heads, self._unit("S"), -1)
-            scores = builder.one("Reshape", scores, rows)
-        if self._block.scoring.sinks is None:
+        scores = names[line.biased]
+        if self._block.product is None:
             return scores
-        return builder.one("Slice", scores, *(builder.constant(np.array([n], np.int64)) for n in (0, -1, 3)))
+        rows = self._numbers(self._unit("B"), self._block.heads.heads, self._unit("S"), -1)
+        return builder.one("Reshape", scores, rows)
 
-    def _product_shape(self) -> str:
+    def _zeros(self, elem_type: int) -> str:
+        """A product of zeros, as small as the nodes that follow allow."""
+        builder = self._builder
+        if self._line.plain_shape and self._block.product is None:
+            return builder.constant(_typed(0.0, elem_type).reshape(1, 1, 1, 1))
         if self._block.product is not None:
-            return self._lengths(self._block.product)
-        return self._numbers(self._unit("B"), self._block.heads.heads, self._unit("S"), self._unit("T"))
+            shape = self._lengths(self._block.product)
+        else:
+            shape = self._numbers(self._unit("B"), self._block.heads.heads, self._unit("S"), self._unit("T"))
+        return builder.one("Expand", builder.constant(_typed(0.0, elem_type)), shape)
+
+    @property
+    def _line(self) -> Line:
+        assert self._block.anchor.line is not None
+        return self._block.anchor.line
 
     def _sinks(self) -> str:
         sinks = self._block.scoring.sinks

@@ -19,7 +19,7 @@ class Length:
     offset: int = 0
 
 
-def formula(tensor: str, probes: Sequence[Probe]) -> tuple[Length, ...] | None:
+def formula(tensor: str, probes: Sequence[Probe], offsets: Sequence[int] = (0, 1)) -> tuple[Length, ...] | None:
     """Every dimension as a formula that holds at all probes; None if one has no formula."""
     shapes = [probe.shape(tensor) for probe in probes]
     known = [shape for shape in shapes if shape is not None]
@@ -28,7 +28,7 @@ def formula(tensor: str, probes: Sequence[Probe]) -> tuple[Length, ...] | None:
     units = [_sizes(probe) for probe in probes]
     lengths = []
     for sizes in zip(*known, strict=True):
-        length = next(_fitting(sizes, units), None)
+        length = next(_fitting(sizes, units, offsets), None)
         if length is None:
             return None
         lengths.append(length)
@@ -40,10 +40,10 @@ def _sizes(probe: Probe) -> Mapping[Unit, int]:
     return {"B": sizes.batch, "S": sizes.new, "P": sizes.past, "T": sizes.total, "BS": sizes.batch * sizes.new}
 
 
-def _fitting(sizes: Sequence[int], units: Sequence[Mapping[Unit, int]]) -> Iterator[Length]:
+def _fitting(sizes: Sequence[int], units: Sequence[Mapping[Unit, int]], offsets: Sequence[int]) -> Iterator[Length]:
     if len(set(sizes)) == 1:
         yield Length(sizes[0], "1")
-    for offset in (0, 1):
+    for offset in offsets:
         for unit in _UNITS:
             values = [known[unit] for known in units]
             if 0 in values or (sizes[0] - offset) % values[0]:

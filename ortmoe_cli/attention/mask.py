@@ -29,6 +29,16 @@ class Sight:
 
 
 @dataclass(frozen=True)
+class Claims:
+    """What holds at every size. `plain`: the future is hidden and nothing else. `doubt`: why it may not be."""
+
+    plain: bool
+    doubt: str = ""
+    counts: bool = False
+    """The mask that a caller gives is counted to tell the past from the future: it must not be negative."""
+
+
+@dataclass(frozen=True)
 class Mask:
     """A mask that never shows the future.
 
@@ -38,10 +48,20 @@ class Mask:
     plain: bool
     window: int | None
     padding: bool
+    counts: bool = False
 
 
-def judge(sights: Sequence[Sight], constants: Sequence[int]) -> Mask:
-    """The mask behind these observations. `constants` are the integers it is computed with. Raises Refused."""
+def judge(sights: Sequence[Sight], claims: Claims) -> Mask:
+    """The mask behind these observations, and what can be claimed of it at every size. Raises Refused."""
+    origin = refuse_seen(sights)
+    if claims.doubt:
+        raise Refused("GQA105", claims.doubt)
+    plain = origin is Origin.NONE and claims.plain and all(is_causal(sight.bias) for sight in sights)
+    return Mask(plain, _window(sights), bool(origin & Origin.MASK), claims.counts)
+
+
+def refuse_seen(sights: Sequence[Sight]) -> Origin:
+    """Refuse masks that are seen to be none for the operator; else, what the mask is computed from. Raises Refused."""
     if not sights:
         raise Refused("GQA107", "the mask could not be evaluated in any situation")
     origin = Origin.NONE
@@ -52,8 +72,7 @@ def judge(sights: Sequence[Sight], constants: Sequence[int]) -> Mask:
         raise Refused(
             "GQA105", "the mask depends on token ids or on an input of unknown meaning, not on positions alone"
         )
-    plain = origin is Origin.NONE and not constants and all(is_causal(sight.bias) for sight in sights)
-    return Mask(plain, _window(sights), bool(origin & Origin.MASK))
+    return origin
 
 
 def _refuse_open_future(sight: Sight) -> None:

@@ -7,8 +7,8 @@ from ortmoe_cli.attention.layout import Layout, arranged
 from ortmoe_cli.graph.index import Index
 from ortmoe_cli.graph.probe import Probe
 
-_STEPS = {"Where", "Transpose", "Reshape", "Identity", "Cast", "CastLike", "Flatten", "Squeeze", "Unsqueeze", "Dropout"}
-_UNSEEN = {"Shape", "Size", "IsNaN"}
+_STEPS = {"Transpose", "Reshape", "Identity", "Cast", "CastLike", "Flatten", "Squeeze", "Unsqueeze"}
+_UNSEEN = {"Shape", "Size"}
 _FAR = 6
 
 

@@ -5,9 +5,6 @@ import numpy as np
 from ortmoe_cli.attention.block import Scoring
 from ortmoe_cli.graph.operators import softmax
 
-BLOCKED = -1e4
-"""A bias at or below this keeps a key out."""
-
 
 def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, bias: np.ndarray, scoring: Scoring) -> np.ndarray:
     """The context [B, H, S, D] of q [B, H, S, D], k and v [B, N, T, D] under a bias [B, H, S, T], in doubles."""

@@ -10,8 +10,9 @@ import numpy as np
 
 from ortmoe_cli.attention.anchor import Anchor
 from ortmoe_cli.attention.block import Core, Heads, Scoring
+from ortmoe_cli.attention.fixed import BLOCKED
 from ortmoe_cli.attention.layout import Layout, arranged, heads_first
-from ortmoe_cli.attention.reference import BLOCKED, future
+from ortmoe_cli.attention.reference import future
 from ortmoe_cli.attention.refuse import Refused
 from ortmoe_cli.graph.index import Index
 from ortmoe_cli.graph.probe import Origin, Probe
@@ -24,15 +25,21 @@ _SMALL = 1e-3
 _LINEAR = 1e-4
 _NICE = 1e-5
 _INSIDE = 0.1
+_ELEMENTS = 1 << 24
+_RANK = 4
+_PAST_INPUT = 4
 
 
 @dataclass(frozen=True)
 class Bias:
-    """What is added to the scores, [B, H, S, T]; the sinks, [H]; and the kinds of inputs that it was computed from."""
+    """What is added to the scores, [B, H, S, T], and the kinds of inputs that it was computed from.
+
+    `shape` is that of the numbers before they were repeated for all sequences, heads and tokens.
+    """
 
     values: np.ndarray
-    sinks: np.ndarray | None
     origin: Origin
+    shape: tuple[int, ...] = ()
 
     @property
     def open(self) -> np.ndarray:
@@ -63,10 +70,11 @@ def place(probe: Probe, core: Core, values: np.ndarray) -> np.ndarray:
 
 def find_scoring(index: Index, probe: Probe, anchor: Anchor, heads: Heads) -> Scoring:
     """Scale, softcap and sinks of a block. Raises Refused."""
-    if anchor.product is None:
+    if anchor.line is None:
         scale = float(index.attribute(anchor.node, "scale", 0.0)) or 1 / np.sqrt(heads.size)
         factor = heads.query.factor * heads.all_keys.factor
         return Scoring(scale * factor, float(index.attribute(anchor.node, "softcap", 0.0)))
+    biased = anchor.line.biased
     bias = find_bias(index, probe, anchor, heads)
     queries, keys = noise(probe, heads.query, heads, 1), noise(probe, heads.all_keys, heads, 2)
     products = queries.astype(np.float64) @ np.repeat(keys, heads.heads // heads.kv_heads, 1).swapaxes(-1, -2)
@@ -76,8 +84,7 @@ def find_scoring(index: Index, probe: Probe, anchor: Anchor, heads: Heads) -> Sc
 
     def ratio(amplitude: float) -> np.ndarray:
         """Softmax input over amplitude · q·k, where keys are seen."""
-        scores, _ = _softmax_input(probe, anchor, heads, queries * np.float32(amplitude), keys)
-        scores = scores[..., : products.shape[-1]]
+        scores = _scores(probe, biased, heads, queries * np.float32(amplitude), keys)
         return np.asarray((scores[clear] - bias.values[clear]) / (amplitude * products[clear]))
 
     typical = float(np.median(ratio(1e-2)))
@@ -95,61 +102,81 @@ def find_scoring(index: Index, probe: Probe, anchor: Anchor, heads: Heads) -> Sc
             f"the softmax input is not proportional to the product of queries and keys "
             f"(off by {np.abs(ratios - scale).max() / abs(scale):.1e})",
         )
-    return Scoring(_nice(scale, heads.size), softcap, bias.sinks)
+    return Scoring(_nice(scale, heads.size), softcap, _sinks(probe, anchor.line.sinks, heads.heads))
+
+
+def _scores(probe: Probe, biased: str, heads: Heads, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """The scores [B, H, S, T] before sinks and softmax, for given queries and keys."""
+    cores = ((heads.query, queries), (heads.all_keys, keys))
+    scores = probe.given({core.tensor: place(probe, core, array) for core, array in cores}).value(biased)
+    if scores is None:
+        raise Refused("GQA107", f"the scores could not be evaluated at {_described(probe)}")
+    shape = (queries.shape[0], heads.heads, queries.shape[2], keys.shape[2])
+    if scores.size != np.prod(shape):
+        raise Refused("GQA111", f"scores {list(scores.shape)} for {heads.heads} heads")
+    return scores.reshape(shape)
+
+
+def _sinks(probe: Probe, name: str, heads: int) -> np.ndarray | None:
+    """The sinks [H] that join the scores as one more column."""
+    if not name:
+        return None
+    value = probe.value(name)
+    if value is None or value.ndim < _RANK or value.shape[-1] != 1 or value.shape[-3] not in (1, heads):
+        raise Refused("GQA108", "the additional column of the softmax is not one number per head")
+    numbers = np.broadcast_to(value.reshape(-1, *value.shape[-3:]), (int(np.prod(value.shape[:-3])), heads,
+                                                                    *value.shape[-2:]))  # fmt: skip
+    sinks = numbers[0, :, 0, 0]
+    if np.abs(numbers - sinks[None, :, None, None]).max() > 0:
+        raise Refused("GQA108", "the additional column of the softmax is not one number per head")
+    return np.array(sinks)
 
 
 def find_bias(index: Index, probe: Probe, anchor: Anchor, heads: Heads) -> Bias:
-    """The bias at this probe. Raises Refused."""
-    if anchor.product is None:
+    """The bias at this probe: the scores of a product that is zero. Raises Refused."""
+    if anchor.line is None:
         return _attention_bias(index, probe, anchor, heads)
-    queries, keys = noise(probe, heads.query, heads, 1), noise(probe, heads.all_keys, heads, 2)
-    values, origin = _softmax_input(probe, anchor, heads, np.zeros_like(queries), keys)
-    total = keys.shape[2]
-    if values.shape[-1] == total:
-        return Bias(values, None, origin)
-    if values.shape[-1] != total + 1:
-        raise Refused("GQA108", f"the softmax runs over {values.shape[-1]} columns for {total} keys")
-    sinks = values[0, :, 0, -1]
-    if np.abs(values[..., -1] - sinks[None, :, None]).max() > 1e-5:
-        raise Refused("GQA108", "the additional column of the softmax is not one number per head")
-    return Bias(values[..., :-1], sinks, origin)
-
-
-def _softmax_input(
-    probe: Probe, anchor: Anchor, heads: Heads, queries: np.ndarray, keys: np.ndarray
-) -> tuple[np.ndarray, Origin]:
-    """The softmax input [B, H, S, T or T+1] for given queries and keys, and where its bias comes from."""
-    assert anchor.scores is not None
-    given = probe.given(
-        {
-            heads.query.tensor: place(probe, heads.query, queries),
-            heads.all_keys.tensor: place(probe, heads.all_keys, keys),
-        }
-    )
-    scores = given.value(anchor.scores)
-    if scores is None:
+    line = anchor.line
+    product = index.outputs(line.product)[0]
+    shape = probe.shape(product)
+    if shape is None or 0 in shape:
+        raise Refused("GQA107", f"the shape of the scores could not be derived at {_described(probe)}")
+    wanted = (probe.sizes.batch, heads.heads, tokens_of(probe, heads.query, heads), shape[-1])
+    alone = line.plain_shape and shape == wanted
+    if not alone and np.prod(shape) > _ELEMENTS:
+        raise Refused("GQA107", f"the scores are too large to evaluate at {_described(probe)}")
+    given = probe.given({product: np.zeros((1,) * _RANK if alone else shape, np.float32)})
+    values = given.value(line.biased)
+    if values is None:
         raise Refused("GQA107", f"the scores could not be evaluated at {_described(probe)}")
-    if scores.size % (queries.shape[0] * heads.heads * queries.shape[2]):
-        raise Refused("GQA111", f"scores {list(scores.shape)} for {heads.heads} heads")
-    return scores.reshape(queries.shape[0], heads.heads, queries.shape[2], -1), given.origin(anchor.scores)
+    try:
+        whole = np.broadcast_to(values, wanted) if alone else values.reshape(wanted)
+    except ValueError as error:
+        raise Refused("GQA111", f"scores {list(values.shape)} for {heads.heads} heads") from error
+    return Bias(whole, given.origin(line.biased), values.shape if alone else wanted)
+
+
+def tokens_of(probe: Probe, core: Core, heads: Heads) -> int:
+    """How many tokens a core holds at this probe. Raises Refused."""
+    shape = probe.shape(core.tensor)
+    seen = None
+    if shape is not None:
+        seen = heads_first(np.broadcast_to(np.float32(0), shape), core.layout, probe.sizes.batch, heads.size)
+    if seen is None:
+        raise Refused("GQA107", f"the shape of '{core.tensor}' could not be derived")
+    return int(seen.shape[2])
 
 
 def _attention_bias(index: Index, probe: Probe, anchor: Anchor, heads: Heads) -> Bias:
     """The bias of an Attention node: its mask, and the causal one that it may bring along."""
-    queries = noise(probe, heads.query, heads, 1)
-    cache = heads.key_cache
-    if cache is not None:
-        past = noise_tokens(probe, cache.past)
-        total = past + noise(probe, heads.key, heads, 2).shape[2]
-        inner = len(index.inputs(anchor.node)) > 4 and bool(index.inputs(anchor.node)[4])
-    else:
-        past, inner = 0, False
-        total = queries.shape[2]
-    shape = (*queries.shape[:3], total)
+    new, cache = tokens_of(probe, heads.query, heads), heads.key_cache
+    past = 0 if cache is None else noise_tokens(probe, cache.past)
+    total = past + tokens_of(probe, heads.key, heads)
+    shape = (probe.sizes.batch, heads.heads, new, total)
     values, origin = np.zeros(shape, np.float32), Origin.NONE
     if index.attribute(anchor.node, "is_causal", 0):
-        offset = past if inner else 0
-        hidden = np.arange(total)[None] > np.arange(queries.shape[2])[:, None] + offset
+        offset = past if joins_cache(index, anchor) else 0
+        hidden = np.arange(total)[None] > np.arange(new)[:, None] + offset
         values = values + np.where(hidden, -np.inf, 0).astype(np.float32)
     mask_name = attention_mask(index, anchor)
     if mask_name:
@@ -161,7 +188,13 @@ def _attention_bias(index: Index, probe: Probe, anchor: Anchor, heads: Heads) ->
         if mask.shape[-1] != total:
             raise Refused("GQA105", f"a mask of {mask.shape[-1]} columns for {total} keys")
         values = values + np.broadcast_to(added, shape)
-    return Bias(values, None, origin)
+    return Bias(values, origin, shape)
+
+
+def joins_cache(index: Index, anchor: Anchor) -> bool:
+    """Whether an Attention node appends to the cache itself; then its causality counts from the end."""
+    inputs = index.inputs(anchor.node)
+    return len(inputs) > _PAST_INPUT and bool(inputs[_PAST_INPUT])
 
 
 def noise_tokens(probe: Probe, core: Core) -> int:
@@ -180,8 +213,8 @@ def attention_mask(index: Index, anchor: Anchor) -> str:
 
 def is_causal(bias: Bias) -> bool:
     """Whether the bias blocks exactly the future."""
-    hidden = future(*bias.values.shape[-2:])
-    return bool((bias.open == ~hidden).all() and not np.abs(np.where(bias.open, bias.values, 0)).any())
+    hidden, seen = future(*bias.values.shape[-2:]), bias.open
+    return bool((seen == ~hidden).all() and not np.where(seen, bias.values, 0).any())
 
 
 def _noise_floor(bias: Bias, typical_score: float) -> float:

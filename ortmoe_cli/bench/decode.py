@@ -83,7 +83,11 @@ def _grown(index: Index, name: str) -> str | None:
 def _continues(index: Index, i: int, tensor: str) -> tuple[str, ...]:
     """Where a cache goes on to: a fused node gives keys and values back in order."""
     op, inputs, outputs = index.op(i), index.inputs(i), index.outputs(i)
-    slots = {"com.microsoft.GroupQueryAttention": (3, 4), "com.microsoft.MultiHeadAttention": (6, 7), "Attention": (4, 5)}
+    slots = {
+        "com.microsoft.GroupQueryAttention": (3, 4),
+        "com.microsoft.MultiHeadAttention": (6, 7),
+        "Attention": (4, 5),
+    }
     if op in slots:
         number = [slot for slot, read in enumerate(inputs) if read == tensor]
         return tuple(outputs[1 + slots[op].index(s)] for s in number if s in slots[op] and len(outputs) > 2)

@@ -1,4 +1,4 @@
-"""Runs the worker for each model, one after the other, and puts the results together."""
+"""Runs the worker for each model, in turn, and puts the results together."""
 
 import json
 import platform
@@ -20,11 +20,14 @@ _WORKER = "ortmoe_cli.bench.worker"
 
 def measure(models: Sequence[Path], work: Workload, progress: Progress = silent) -> Bench:
     """Measure every model. Raises OrtmoeError with the first that cannot be measured."""
-    found = []
-    for done, model in enumerate(models):
-        progress("bench", done, len(models))
-        found.append(_measured(_run(model, work)))
-    progress("bench", len(models), len(models))
+    answers: list[list[dict[str, Any]]] = [[] for _ in models]
+    steps = work.rounds * len(models)
+    for done in range(steps):
+        progress("bench", done, steps)
+        number = done % len(models)
+        answers[number].append(_run(models[number], work))
+    progress("bench", steps, steps)
+    found = [_measured(rounds) for rounds in answers]
     machine = f"{platform.system()} {platform.machine()}, {cpu_count()} CPU threads"
     return Bench(work, tuple(found), versions(), machine)
 
@@ -41,18 +44,24 @@ def _run(model: Path, work: Workload) -> dict[str, Any]:
     return answer
 
 
-def _measured(answer: dict[str, Any]) -> Measured:
+def _measured(rounds: Sequence[dict[str, Any]]) -> Measured:
+    """All rounds of one model as one: their samples together, and the most memory."""
+    first = rounds[0]
+
+    def together(key: str) -> Samples:
+        return Samples(tuple(value for answer in rounds for value in answer[key]))
+
     return Measured(
-        model=answer["model"],
-        providers=tuple(answer["providers"]),
-        nodes=answer["nodes"],
-        creation=Samples(tuple(answer["creation"])),
-        first_run=answer["first_run"],
-        prefill=Samples(tuple(answer["prefill"])),
-        decode=Samples(tuple(answer["decode"])),
-        prefill_nodes=answer["prefill_nodes"],
-        decode_nodes=answer["decode_nodes"],
-        launches=answer["launches"],
-        peak_bytes=answer["peak_bytes"],
-        notes=tuple(answer["notes"]),
+        model=first["model"],
+        providers=tuple(first["providers"]),
+        nodes=first["nodes"],
+        creation=together("creation"),
+        first_run=Samples(tuple(answer["first_run"] for answer in rounds)).median,
+        prefill=together("prefill"),
+        decode=together("decode"),
+        prefill_nodes=first["prefill_nodes"],
+        decode_nodes=first["decode_nodes"],
+        launches=first["launches"],
+        peak_bytes=max(answer["peak_bytes"] for answer in rounds),
+        notes=tuple(first["notes"]),
     )

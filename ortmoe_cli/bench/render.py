@@ -47,8 +47,9 @@ def title(bench: Bench) -> str:
     """What was run where. Numbers of a CPU say so."""
     work = bench.workload
     where = "on the CPU, which says nothing about a GPU" if work.ep == "cpu" else "on CUDA"
+    repeats = f"{work.rounds} × {work.repeats} repeats"
     return (
-        f"batch {work.batch}, prompt {work.prompt}, {work.decode} decode steps, {work.repeats} repeats; {where} "
+        f"batch {work.batch}, prompt {work.prompt}, {work.decode} decode steps, {repeats}; {where} "
         f"({bench.machine}, onnxruntime {bench.versions.get('onnxruntime', '?')})"
     )
 

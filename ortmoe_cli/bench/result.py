@@ -12,7 +12,8 @@ SCHEMA_VERSION = 1
 class Workload:
     """What is run: B sequences of `prompt` tokens, then `decode` steps of one token each.
 
-    warmup: runs that are not counted; repeats: runs that are. threads: 0 lets the runtime choose.
+    warmup: runs that are not counted; repeats: runs that are. rounds: how often all models are measured in turn, each
+    time in a new process, so that a busy machine is busy for all. threads: 0 lets the runtime choose.
     """
 
     batch: int = 1
@@ -22,6 +23,7 @@ class Workload:
     repeats: int = 5
     ep: str = "cpu"
     threads: int = 0
+    rounds: int = 1
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
         found = measure(Path(arguments[0]), Workload(**json.loads(arguments[1])))
     except OrtmoeError as error:
         found = {"error": error.message}
-    except Exception as error:  # noqa: BLE001  the runtime raises whatever it likes
+    except Exception as error:
         found = {"error": f"{arguments[0]}: {' '.join(str(error).split())}"}
     print(json.dumps(found))
     return 0

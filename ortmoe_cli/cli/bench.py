@@ -20,6 +20,7 @@ def bench(
     decode: Annotated[int, typer.Option(min=0, help="Steps of one token after it, with the cache fed back.")] = 16,
     warmup: Annotated[int, typer.Option(min=0, help="Runs that are not counted.")] = 1,
     repeats: Annotated[int, typer.Option(min=1, help="Runs that are.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="How often all models are measured in turn.")] = 1,
     threads: Annotated[int, typer.Option(min=0, help="Threads of the runtime; 0 lets it choose.")] = 0,
     ep: Annotated[Literal["cpu", "cuda"], typer.Option("--ep", help="The execution provider.")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel="Report")] = False,
@@ -35,7 +36,7 @@ def bench(
     from ortmoe_cli.bench.measure import measure
     from ortmoe_cli.bench.result import Workload, document
 
-    work = Workload(batch, prompt, decode, warmup, repeats, ep, threads)
+    work = Workload(batch, prompt, decode, warmup, repeats, ep, threads, rounds)
     with screen.Bars() as progress:
         found = measure(models, work, progress)
     if as_json:

@@ -9,7 +9,10 @@ from ortmoe_cli.cli import screen
 from ortmoe_cli.cli.options import ALL_KINDS, KINDS, Debug, ModelFile, Only, OutputFormat, Verbose, choices
 from ortmoe_cli.errors import OrtmoeError, OutputError
 
-_ASSUMPTIONS = ("right-padding",)
+_ASSUMPTIONS = ("right-padding", "rounded-activations")
+_BITS = {"int4": 4, "int8": 8}
+_LARGEST_BLOCK = 4096
+_QUANTISE = "Quantisation"
 
 
 def fuse(
@@ -33,7 +36,51 @@ def fuse(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Take something for granted that the graph cannot show: right-padding. Recorded in report and model.",
+            help="Take something for granted that the graph cannot show: right-padding, rounded-activations. Recorded "
+            "in report and model.",
+        ),
+    ] = None,
+    router: Annotated[
+        Literal["auto", "logits", "weights"],
+        typer.Option(
+            help="Feed MoE nodes with the router's weights (exact on ties, too), or with the raw logits where the node "
+            "can do the router's work (fewer nodes). auto: weights for the CPU, logits for CUDA.",
+        ),
+    ] = "auto",
+    repair: Annotated[
+        Literal["auto", "all", "none"],
+        typer.Option(
+            help="Rewrite MoE nodes of MODEL that do not run, or compute something else, on the CPU. auto: those in "
+            "float32. See `ortmoe rule MOE203`."
+        ),
+    ] = "auto",
+    experts: Annotated[
+        Literal["int4", "int8"] | None,
+        typer.Option(help="Quantise float experts on the way. Results change.", rich_help_panel=_QUANTISE),
+    ] = None,
+    block_size: Annotated[
+        int,
+        typer.Option(
+            help="Inputs that share a scale: a power of two from 16 on, or 0 for one scale per row.",
+            rich_help_panel=_QUANTISE,
+        ),
+    ] = 32,
+    asymmetric: Annotated[
+        bool, typer.Option("--asymmetric", help="With zero points.", rich_help_panel=_QUANTISE)
+    ] = False,
+    quantiser: Annotated[
+        Literal["rtn", "search"],
+        typer.Option(
+            help="Round to the nearest, or search for the scales with the least error.", rich_help_panel=_QUANTISE
+        ),
+    ] = "rtn",
+    max_error: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            min=0.0,
+            help="Leave a block alone whose relative error is above this, e.g. 0.05.",
+            rich_help_panel=_QUANTISE,
         ),
     ] = None,
     output_format: OutputFormat = "text",
@@ -49,8 +96,21 @@ def fuse(
     target = _target(model, output, in_place, dry_run)
     from ortmoe_cli import engine
     from ortmoe_cli.outcome import Options
+    from ortmoe_cli.weights.quantise import Scheme
 
-    options = Options(only=kinds, assume=assumptions, ep=ep, verify=verify)
+    if experts is None and (asymmetric or max_error is not None):
+        raise OrtmoeError("--asymmetric and --max-error say how to quantise experts; give --experts int4 or int8 too")
+    rounding = Scheme(_BITS[experts], _block(block_size), not asymmetric, quantiser) if experts else None
+    options = Options(
+        only=kinds,
+        assume=assumptions,
+        ep=ep,
+        verify=verify,
+        rounding=rounding,
+        max_error=max_error,
+        router=router,
+        repair=repair,
+    )
     with screen.Bars() as progress:
         report = engine.fuse(model, target, options, progress, dry_run=dry_run, in_place=in_place)
     try:
@@ -60,6 +120,13 @@ def fuse(
             raise
         screen.complain(f"{error.message}; {report.output} is written all the same")
     raise typer.Exit(report.exit_code)
+
+
+def _block(size: int) -> int:
+    """A block size that the operator takes. Raises BadParameter."""
+    if size and (size < 16 or size > _LARGEST_BLOCK or size & (size - 1)):
+        raise typer.BadParameter(f"{size} is neither 0 nor a power of two from 16 on", param_hint="'--block-size'")
+    return size
 
 
 def _target(model: Path, output: Path | None, in_place: bool, dry_run: bool) -> Path | None:

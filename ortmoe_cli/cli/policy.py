@@ -73,13 +73,13 @@ def validate(
     """Name every setting in FILE that the runtime lacks, with the nearest real one. Exits with 1 if there are any."""
     import json
 
-    from ortmoe_cli.policy import PolicyError
+    from ortmoe_cli.policy.problems import PolicyError, Problem
     from ortmoe_cli.policy.read import read
 
     try:
-        name, problems = read(source).name, ()
+        name, problems = read(source).name, list[Problem]()
     except PolicyError as error:
-        name, problems = str(source), error.problems
+        name, problems = str(source), list(error.problems)
     if output_format == "json":
         rows = [{"code": p.code, "where": p.where, "message": p.message} for p in problems]
         print(json.dumps({"schema_version": 1, "policy": str(source), "problems": rows}, indent=2))

@@ -6,7 +6,7 @@ from typing import Any
 
 from ortmoe_cli.engine.audit import describe
 from ortmoe_cli.engine.inspect import inspect, open_index
-from ortmoe_cli.engine.parity import compare_models
+from ortmoe_cli.engine.proof import compare, rounding_notes
 from ortmoe_cli.errors import OutputError
 from ortmoe_cli.graph.splice import splice
 from ortmoe_cli.outcome import Options, Progress, silent
@@ -40,13 +40,13 @@ def fuse(
     found = inspect(index, options, progress)
     proto = splice(found.model, [fusion.island for fusion in found.fusions])
     fields: dict[str, Any] = {"command": "fuse", "nodes_after": len(proto.graph.node), "dry_run": dry_run}
+    notes = rounding_notes(found)
     if dry_run or target is None:
-        return describe(found, "fusable", started, **fields)
-    notes: list[str] = []
+        return describe(found, "fusable", started, notes, **fields)
 
     def check(written: Path) -> None:
         if options.verify != "none" and found.fusions:
-            notes.extend(compare_models(found.index, written, progress))
+            notes.extend(compare(found, written, progress))
 
     written = write_model(
         found.model,

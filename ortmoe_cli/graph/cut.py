@@ -5,28 +5,28 @@ A cut goes from the tensors that are fed to the tensors that are asked for. It i
 session, and memory-mapped weights are read by the kernels where they lie.
 """
 
+import ctypes
+import hashlib
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import NodeProto, helper, numpy_helper
+from onnx import helper
 
 from ortmoe_cli.graph.index import Index, constant_value
 from ortmoe_cli.graph.island import Island
-from ortmoe_cli.graph.order import reads_of
-from ortmoe_cli.graph.shadow import shadow_node, value_info, widen
+from ortmoe_cli.graph.plan import Cut, Feeds, build
+from ortmoe_cli.graph.shadow import widen
 
-_INLINE_ELEMENTS = 32
-"""Floating-point constants of more elements than this are fed, so that layers differ in their feeds only."""
-_INLINE_BYTES = 4096
-"""Any constant larger than this is fed."""
 _CONSTANT_CACHE_BYTES = 1 << 16
+_MMAP_THRESHOLD, _MAPPED_BYTES = -3, 1 << 20
 _SESSIONS = 24
-
-Feeds = Mapping[str, np.ndarray]
+_PLANS = 48
 
 
 class CutError(Exception):
@@ -46,12 +46,26 @@ class Region:
     reached: frozenset[str]
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """A cut that is ready to run: for equal outputs and feeds the graph is not walked twice.
+
+    computed: the outputs that the session makes; the others are feeds or weights themselves.
+    """
+
+    session: ort.InferenceSession | None
+    cut: Cut | None
+    computed: tuple[str, ...]
+
+
 class Cutter:
     """Evaluates pieces of one graph. `byte_budget` is what callers should let one run allocate."""
 
     def __init__(self, index: Index, byte_budget: int = 256 << 20) -> None:
+        _return_memory()
         self.index, self.byte_budget = index, byte_budget
         self._sessions: OrderedDict[bytes, ort.InferenceSession] = OrderedDict()
+        self._plans: OrderedDict[tuple[object, ...], _Plan] = OrderedDict()
         self._constants: dict[str, np.ndarray] = {}
 
     def region(self, outputs: Iterable[str], stops: Collection[str]) -> Region:
@@ -73,28 +87,62 @@ class Cutter:
                 stack.extend(index.reads(i))
         return Region(tuple(sorted(nodes)), frozenset(free), frozenset(reached))
 
-    def run(self, outputs: Sequence[str], feeds: Feeds) -> dict[str, np.ndarray]:
+    def run(self, outputs: Sequence[str], feeds: Feeds, twin: Mapping[str, str] | None = None) -> dict[str, np.ndarray]:
         """The values of `outputs` when the tensors in `feeds` have the given values. Halves go in and out as float32.
 
-        Raises CutError.
+        `twin` says which weights to read instead of those that the cut names: a piece of equal structure is run as this
+        one (see `twins`). Raises CutError.
         """
-        region = self.region(outputs, feeds)
+        twin = twin or {}
+        given = {name: widen(np.asarray(value)) for name, value in feeds.items()}
+        key = (tuple(outputs), *sorted((name, value.dtype.str) for name, value in given.items()))
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._plan(outputs, given)
+            if len(self._plans) > _PLANS:
+                self._plans.popitem(last=False)
+        self._plans.move_to_end(key)
+        results: dict[str, np.ndarray] = {}
+        if plan.session is not None and plan.cut is not None:
+            values = (
+                (inner, given[name] if name in given else self.index.model.array(twin.get(name, name)))
+                for name, inner in plan.cut.fed
+            )
+            results = dict(zip(plan.computed, _run(plan.session, plan.cut, dict(values)), strict=True))
+        for name in outputs:
+            if name not in results:
+                value = given[name] if name in given else self.index.model.array(twin.get(name, name))
+                results[name] = widen(value)
+        return {name: results[name] for name in outputs}
+
+    def _plan(self, outputs: Sequence[str], given: Feeds) -> _Plan:
+        region = self.region(outputs, given)
         if region.free:
             raise CutError("free", f"needs the graph input {', '.join(map(repr, sorted(region.free)))}")
-        values = {name: widen(np.asarray(feeds[name])) for name in region.reached if name in feeds}
-        known = dict(values)
+        values = {name: given[name] for name in region.reached if name in given}
+        always = frozenset(values)
         for name in region.reached:
             if self.index.is_initializer(name) and name not in values:
-                values[name] = widen(self.index.model.array(name))
-        computed = [name for name in outputs if name not in values]
-        results = self._evaluate([self.index.node(i) for i in region.nodes], values, computed, always=known)
-        return {name: results[name] if name in results else values[name] for name in outputs}
+                values[name] = self.index.model.array(name)
+        computed = tuple(dict.fromkeys(name for name in outputs if name not in values))
+        if not computed:
+            return _Plan(None, None, ())
+        nodes = [self.index.node(i) for i in region.nodes]
+        try:
+            cut = build(nodes, values, computed, always)
+            session = self._session(cut.graph)
+        except CutError:
+            cut = build(nodes, values, computed, always, late=False)  # perhaps a kernel has no half-precision form
+            session = self._session(cut.graph)
+        return _Plan(session, replace(cut, graph=onnx.GraphProto()), computed)
 
     def run_island(self, island: Island, feeds: Feeds, weights: Feeds) -> dict[str, np.ndarray]:
         """The outputs of a replacement alone, in the same shadow, given what it reads from the graph."""
         values = {name: widen(np.asarray(value)) for name, value in (*feeds.items(), *weights.items())}
         values |= {name: widen(value) for name, value in island.constants.items()}
-        return self._evaluate(island.nodes, values, island.outputs, always=feeds)
+        cut = build(island.nodes, values, island.outputs, always=feeds, late=False)
+        results = _run(self._session(cut.graph), cut, {inner: values[name] for name, inner in cut.fed})
+        return dict(zip(island.outputs, results, strict=True))
 
     def constant(self, name: str) -> np.ndarray:
         """The value of a constant tensor in its own element type; a view of the file where it is an initializer.
@@ -119,32 +167,8 @@ class Cutter:
     def release(self) -> None:
         """Drop sessions and maps, and with them the memory they hold."""
         self._sessions.clear()
+        self._plans.clear()
         self.index.model.release()
-
-    def _evaluate(
-        self, nodes: Sequence[NodeProto], values: Feeds, outputs: Sequence[str], always: Collection[str]
-    ) -> dict[str, np.ndarray]:
-        """Run nodes on values. Values that are large, or named in `always`, are fed; the others are built in."""
-        if not outputs:
-            return {}
-        read = {name for node in nodes for name in reads_of(node)}
-        used = [name for name in sorted(values) if name in read or name in outputs]
-        names = _numbered(nodes, used)
-        fed = [name for name in used if name in always or _is_large(values[name])]
-        graph = helper.make_graph(
-            [shadow_node(node, names) for node in nodes],
-            "cut",
-            [value_info(names[name], values[name]) for name in fed],
-            [onnx.ValueInfoProto(name=names.get(name, name)) for name in outputs],
-            [numpy_helper.from_array(values[name], names[name]) for name in used if name not in fed],
-        )
-        session = self._session(graph)
-        feeds = {names[name]: np.ascontiguousarray(values[name]) for name in fed}
-        try:
-            results = session.run(None, feeds)
-        except Exception as error:
-            raise CutError("run", _first_line(error)) from error
-        return dict(zip(outputs, results, strict=True))
 
     def _session(self, graph: onnx.GraphProto) -> ort.InferenceSession:
         source = self.index.model.proto
@@ -156,7 +180,8 @@ class Cutter:
             functions=list(source.functions),
             ir_version=max(8, min(source.ir_version, 12)),
         )
-        key = model.SerializeToString(deterministic=True)
+        serialised = model.SerializeToString(deterministic=True)
+        key = hashlib.sha256(serialised).digest()
         if key in self._sessions:
             self._sessions.move_to_end(key)
             return self._sessions[key]
@@ -166,7 +191,7 @@ class Cutter:
         options.enable_cpu_mem_arena = False
         options.log_severity_level = 4
         try:
-            session = ort.InferenceSession(key, options, providers=["CPUExecutionProvider"])
+            session = ort.InferenceSession(serialised, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             raise CutError("load", _first_line(error)) from error
         self._sessions[key] = session
@@ -175,20 +200,30 @@ class Cutter:
         return session
 
 
-def _is_large(value: np.ndarray) -> bool:
-    return value.nbytes > _INLINE_BYTES or (value.dtype.kind == "f" and value.size > _INLINE_ELEMENTS)
+def _run(session: ort.InferenceSession, cut: Cut, feeds: Feeds) -> list[np.ndarray]:
+    """The outputs of a session. Feeds are widened unless the graph takes them as they are."""
+    ready = {
+        name: _narrow(value, cut.narrow[name]) if name in cut.narrow else np.ascontiguousarray(widen(value))
+        for name, value in feeds.items()
+    }
+    try:
+        return [np.asarray(value) for value in session.run(None, ready)]
+    except Exception as error:
+        raise CutError("run", _first_line(error)) from error
 
 
-def _numbered(nodes: Sequence[NodeProto], values: Sequence[str]) -> dict[str, str]:
-    """Names by order of appearance, so that pieces of equal structure become equal bytes."""
-    names: dict[str, str] = {}
-    for node in nodes:
-        for name in (*reads_of(node), *node.output):
-            if name and name not in names:
-                names[name] = f"t{len(names)}"
-    for name in values:
-        names.setdefault(name, f"t{len(names)}")
-    return names
+def _narrow(value: np.ndarray, elem_type: int) -> ort.OrtValue:
+    """Half precision as it lies in the file; numpy has no type for one of them, so the bits are handed over."""
+    bits = np.ascontiguousarray(value).view(np.uint16)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, elem_type)
+
+
+@cache
+def _return_memory() -> None:
+    """Have the C library map large blocks one by one, so that what a run frees is free: by itself it raises the size
+    from which it does so, and blocks of weights, widened one after the other, add up to gigabytes that it keeps."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
 def _first_line(error: Exception) -> str:

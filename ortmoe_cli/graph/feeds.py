@@ -14,7 +14,7 @@ _TOKEN_RANGE = (3, 120)
 _UNBOUND = 4
 """The size of a dimension that nothing binds, beyond batch and sequence."""
 _BLOCKED = np.float32(np.finfo(np.float16).min)
-_ENCODER_EXTRA = 3
+ENCODER_EXTRA = 3
 """A second sequence (an encoder's) is this much longer than the first, so that the two can be told apart."""
 
 
@@ -137,6 +137,8 @@ def _fitted(index: Index, roles: Mapping[str, Role], sizes: Sizes) -> Sizes:
     leading = _leading(roles)
     for name, info in index.graph_inputs.items():
         dims = tuple(_number(dim) for dim in info.dims or ())
+        if len(dims) < 2:  # not said, or nothing to fit
+            continue
         if name == leading:
             batch, new = dims[0] or batch, dims[1] or new
         elif roles[name] is Role.PAST:
@@ -225,5 +227,5 @@ class _Binding:
         if role is Role.PAST and axis == self._token_axis(name):
             return sizes.past
         if role in (Role.TOKENS, Role.HIDDEN) and axis == 1:
-            return sizes.new if name == self._leading or not named else sizes.new + _ENCODER_EXTRA
+            return sizes.new if name == self._leading or not named else sizes.new + ENCODER_EXTRA
         return _UNBOUND

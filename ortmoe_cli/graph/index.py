@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, NodeProto, helper, numpy_helper
+from onnx import NodeProto
 
 from ortmoe_cli.graph.model import Model
 from ortmoe_cli.graph.order import CycleError, captures, topological
 from ortmoe_cli.graph.types import Like, elem_type_rule
+from ortmoe_cli.graph.values import attribute_value
+from ortmoe_cli.graph.values import constant_value as constant_value
 
 _RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 _SUBGRAPH_OPS = {"If", "Loop", "Scan", "SequenceMap"}
@@ -76,11 +78,10 @@ class Index:
             self._id(name)
         self._ops: np.ndarray = np.array(ops, np.int32)
         self._reads, self._read_ends = np.array(reads, np.int32), np.array([0, *read_ends], np.int64)
+        self._makes, self._make_ends = np.array(makes, np.int32), np.array([0, *make_ends], np.int64)
         count = len(self._names)
         self._producer = np.full(count, -1, np.int32)
-        self._producer[np.array(makes, np.int64)] = np.repeat(
-            np.arange(len(ops), dtype=np.int32), np.diff([0, *make_ends])
-        )
+        self._producer[self._makes] = np.repeat(np.arange(len(ops), dtype=np.int32), np.diff(self._make_ends))
         order = np.argsort(self._reads, kind="stable")
         self._readers = self._readers_in_order[order]
         self._reader_ends = np.concatenate([[0], np.cumsum(np.bincount(self._reads, minlength=count))])
@@ -146,6 +147,48 @@ class Index:
                     found[int(match[1])] = found.get(int(match[1]), 0) + 1
                     break
         return max(found, key=lambda layer: found[layer]) if found else None
+
+    # --- many at once: tensors as numbers
+
+    def ids(self, names: Iterable[str]) -> np.ndarray:
+        """The numbers of tensors that the graph knows."""
+        return np.array([self._ids[name] for name in names if name in self._ids], np.int64)
+
+    def names(self, ids: Iterable[int]) -> list[str]:
+        return [self._names[t] for t in ids]
+
+    def ops_of(self, nodes: np.ndarray | slice) -> np.ndarray:
+        """A number for the operator of each of these nodes."""
+        return np.asarray(self._ops[nodes])
+
+    def op_numbers(self, *ops: str) -> list[int]:
+        return [k for k, name in enumerate(self._op_names) if name in ops]
+
+    def read_by(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What nodes read, one after the other, and how many tensors each of them reads."""
+        return _ranges(self._reads, self._read_ends, nodes)
+
+    def made_by(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What nodes make, and how many tensors each of them makes."""
+        return _ranges(self._makes, self._make_ends, nodes)
+
+    def readers_of(self, tensors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The nodes that read these tensors, and how many readers each of them has."""
+        return _ranges(self._readers, self._reader_ends, tensors)
+
+    def unused_prefix(self, wanted: str) -> str:
+        """`wanted`, or that with a number, so that no tensor or node is called 'prefix/…': a model may be fused twice."""
+        prefix, count = wanted, 1
+        while prefix in self._prefixes:
+            count += 1
+            prefix = f"{wanted}_{count}"
+        return prefix
+
+    @cached_property
+    def _prefixes(self) -> frozenset[str]:
+        """What the names in the graph begin with, up to a slash."""
+        names = (*self._names, *(node.name for node in self._nodes))
+        return frozenset(name.partition("/")[0] for name in names if "/" in name)
 
     # --- tensors
 
@@ -278,34 +321,16 @@ class Index:
         return found
 
 
+def _ranges(values: np.ndarray, ends: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The entries values[ends[k] : ends[k + 1]] for each k of `which`, and how many these are."""
+    starts, counts = ends[which], ends[which + 1] - ends[which]
+    offsets = np.repeat(starts - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts) if len(which) else starts
+    return values[np.arange(int(counts.sum())) + offsets], counts
+
+
 def _dims(info: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
     if not info.type.tensor_type.HasField("shape"):
         return None
     return tuple(
         dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in info.type.tensor_type.shape.dim
     )
-
-
-def attribute_value(attribute: AttributeProto) -> Any:
-    """A Python value: int, float, str, list of these, numpy array for a tensor, GraphProto for a graph."""
-    value = helper.get_attribute_value(attribute)
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    if attribute.type == AttributeProto.STRINGS:
-        return [v.decode(errors="replace") for v in value]
-    if attribute.type == AttributeProto.TENSOR:
-        return numpy_helper.to_array(value)
-    return list(value) if attribute.type in (AttributeProto.INTS, AttributeProto.FLOATS) else value
-
-
-def constant_value(node: NodeProto) -> np.ndarray:
-    """The value of a Constant node."""
-    attribute = node.attribute[0]
-    if attribute.type == AttributeProto.SPARSE_TENSOR:
-        raise ValueError(f"sparse constant '{node.output[0]}'")
-    value = attribute_value(attribute)
-    if isinstance(value, np.ndarray):
-        return value
-    floats = attribute.type in (AttributeProto.FLOAT, AttributeProto.FLOATS)
-    strings = attribute.type in (AttributeProto.STRING, AttributeProto.STRINGS)
-    return np.array(value, object if strings else np.float32 if floats else np.int64)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
@@ -68,14 +69,24 @@ class Model:
         weight = self.weights[name]
         if weight.span is None:
             return numpy_helper.to_array(self._tensors[name])
-        span = weight.span
-        if span.path not in self._maps:
-            self._maps[span.path] = np.memmap(span.path, np.uint8, "r")
-        data = self._maps[span.path][span.offset : span.offset + span.length]
+        data = self.raw(name)
         if weight.elem_type in _BITS:
             packed = TensorProto(data_type=weight.elem_type, dims=weight.shape, raw_data=data.tobytes())
             return numpy_helper.to_array(packed)
         return data.view(helper.tensor_dtype_to_np_dtype(weight.elem_type)).reshape(weight.shape)
+
+    def raw(self, name: str) -> np.ndarray:
+        """The bytes of an initializer as a flat array, elements narrower than a byte still packed."""
+        span = self.weights[name].span
+        if span is None:
+            tensor = self._tensors[name]
+            if self.weights[name].elem_type in _BITS:
+                tensor = numpy_helper.from_array(numpy_helper.to_array(tensor))
+                return np.frombuffer(tensor.raw_data, np.uint8)
+            return np.ascontiguousarray(numpy_helper.to_array(tensor)).reshape(-1).view(np.uint8)
+        if span.path not in self._maps:
+            self._maps[span.path] = np.memmap(span.path, np.uint8, "r")
+        return self._maps[span.path][span.offset : span.offset + span.length]
 
     def release(self) -> None:
         """Let go of the memory maps; they are made again when a weight is read next."""
@@ -91,7 +102,12 @@ def tensor_bytes(elem_type: int, shape: tuple[int, ...]) -> int:
     count = math.prod(shape)
     if elem_type in _BITS:
         return -(-count * _BITS[elem_type] // 8)
-    return count * int(helper.tensor_dtype_to_np_dtype(elem_type).itemsize)
+    return count * _itemsize(elem_type)
+
+
+@cache
+def _itemsize(elem_type: int) -> int:
+    return int(helper.tensor_dtype_to_np_dtype(elem_type).itemsize)
 
 
 def open_model(path: Path) -> Model:
@@ -113,16 +129,18 @@ def open_model(path: Path) -> Model:
         raise ModelError(f"{path} is not an ONNX model: it holds no graph", "EXT101")
     if not proto.graph.node:
         raise ModelError(f"{path}: the graph is empty, there is nothing to look at", "EXT105")
-    tensors, weights = {}, {}
+    tensors, weights, seen = {}, {}, dict[str, tuple[Path, int]]()
     for position, tensor in enumerate(proto.graph.initializer):
         if tensor.name in tensors:
             raise ModelError(f"{path}: two initializers are called '{tensor.name}'", "EXT105")
         tensors[tensor.name] = tensor
-        weights[tensor.name] = _weight(path, tensor, stripped.raw.get(position))
+        weights[tensor.name] = _weight(path, tensor, stripped.raw.get(position), seen)
     return Model(path, proto, weights, tensors)
 
 
-def _weight(path: Path, tensor: TensorProto, raw: tuple[int, int] | None) -> Weight:
+def _weight(
+    path: Path, tensor: TensorProto, raw: tuple[int, int] | None, seen: dict[str, tuple[Path, int]]
+) -> Weight:
     shape = tuple(tensor.dims)
     where = f"{path}: weight '{tensor.name}'"
     if tensor.data_type == TensorProto.STRING:
@@ -132,7 +150,7 @@ def _weight(path: Path, tensor: TensorProto, raw: tuple[int, int] | None) -> Wei
     except KeyError as error:
         raise ModelError(f"{where} has the unknown element type {tensor.data_type}", "EXT105") from error
     external = tensor.data_location == TensorProto.EXTERNAL
-    span = external_span(path, tensor, expected) if external else Span(path, *raw) if raw else None
+    span = external_span(path, tensor, expected, seen) if external else Span(path, *raw) if raw else None
     stored = span.length if span else _stored_bytes(tensor, expected)
     if stored != expected:
         raise ModelError(
@@ -165,23 +183,21 @@ def _stored_bytes(tensor: TensorProto, expected: int) -> int:
     return expected if len(getattr(tensor, field)) == wanted else len(getattr(tensor, field))
 
 
-def external_span(path: Path, tensor: TensorProto, expected: int) -> Span:
-    """Where a tensor's external data lies. Raises ModelError where it is missing, too short or out of bounds."""
+def external_span(
+    path: Path, tensor: TensorProto, expected: int, seen: dict[str, tuple[Path, int]] | None = None
+) -> Span:
+    """Where a tensor's external data lies. Raises ModelError where it is missing, too short or out of bounds.
+
+    `seen`: the data files of this model that were looked at before, with their sizes.
+    """
+    seen = {} if seen is None else seen
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     where = f"{path}: the external data of weight '{tensor.name}'"
-    parts = (PurePosixPath(location), PureWindowsPath(location))
-    if not location or any(p.is_absolute() or ".." in p.parts or getattr(p, "drive", "") for p in parts):
-        raise ModelError(
-            f"{where} lies outside the model's folder ('{location}'); move it there and fix the path", "EXT104"
-        )
-    file = path.parent / location
     try:
-        size = file.stat().st_size if file.is_file() else None
-    except OSError as error:
-        raise ModelError(f"{where} cannot be read: {error.strerror}", "EXT102") from error
-    if size is None:
-        raise ModelError(f"{where} is missing: no file '{location}' beside the model; copy it there", "EXT102")
+        file, size = _data_file(path, location, seen)
+    except ModelError as error:
+        raise ModelError(f"{where} {error.message}", error.code) from error
     try:
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", expected))
     except ValueError as error:
@@ -192,3 +208,21 @@ def external_span(path: Path, tensor: TensorProto, expected: int) -> Span:
             "EXT103",
         )
     return Span(file, offset, length)
+
+
+def _data_file(path: Path, location: str, seen: dict[str, tuple[Path, int]]) -> tuple[Path, int]:
+    """A data file beside the model, and its size."""
+    if location in seen:
+        return seen[location]
+    parts = (PurePosixPath(location), PureWindowsPath(location))
+    if not location or any(p.is_absolute() or ".." in p.parts or getattr(p, "drive", "") for p in parts):
+        raise ModelError(f"lies outside the model's folder ('{location}'); move it there and fix the path", "EXT104")
+    file = path.parent / location
+    try:
+        size = file.stat().st_size if file.is_file() else None
+    except OSError as error:
+        raise ModelError(f"cannot be read: {error.strerror}", "EXT102") from error
+    if size is None:
+        raise ModelError(f"is missing: no file '{location}' beside the model; copy it there", "EXT102")
+    seen[location] = file, size
+    return file, size

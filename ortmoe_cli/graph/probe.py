@@ -20,6 +20,7 @@ from onnx import TensorProto
 from ortmoe_cli.graph.declared import declared_shapes
 from ortmoe_cli.graph.feeds import Feeds, Padding, Sizes, make_feeds
 from ortmoe_cli.graph.index import Index, constant_value
+from ortmoe_cli.graph.model import Weight
 from ortmoe_cli.graph.movement import Unsupported
 from ortmoe_cli.graph.operators import OPERATORS, compute, compute_by_reference, numpy_type
 from ortmoe_cli.graph.roles import Role
@@ -31,6 +32,8 @@ __all__ = ["Origin", "Padding", "Probe", "Role", "Sizes", "probe"]
 
 _CONSTANT_BYTES = 4 << 20
 """Larger constants are shapes only."""
+_PRODUCT_BYTES = 1 << 16
+"""The same for weights of matrix products."""
 _VALUE_ELEMENTS = 1 << 24
 """Larger results are shapes only."""
 _REFERENCE_ELEMENTS = 1 << 16
@@ -110,6 +113,10 @@ class Probe:
             child._facts[name] = Fact(array.shape, array)
         return child
 
+    def settle(self, name: str, shape: tuple[int, ...]) -> None:
+        """The shape of a tensor of data is known from elsewhere: spare the way there."""
+        self._facts.setdefault(name, Fact(shape))
+
     def fact(self, name: str) -> Fact:
         """Everything known of a tensor."""
         found = self._facts.get(name)
@@ -155,13 +162,28 @@ class Probe:
             return self._parent.fact(name)
         weight = self.index.model.weights.get(name)
         if weight is not None and self.index.is_initializer(name):
-            if weight.elem_type == TensorProto.STRING or weight.nbytes > _CONSTANT_BYTES:
+            large = weight.nbytes > _CONSTANT_BYTES or self._multiplies(name, weight)
+            if large or weight.elem_type == TensorProto.STRING:
                 return Fact(weight.shape)
             return Fact(weight.shape, widen(self.index.model.array(name)))
+        if weight is not None:
+            return Fact(weight.shape)  # a default that callers may override
         value = self.feeds.values.get(name)
         if value is not None:
             return Fact(value.shape, value, _ORIGIN.get(self.roles[name], Origin.OTHER))
         return Fact(self.feeds.shapes.get(name))
+
+    def _multiplies(self, name: str, weight: Weight) -> bool:
+        """Whether a weight is nothing but one side of matrix products: only its shape matters then, and all experts
+        of a layer together take gigabytes."""
+        if weight.nbytes <= _PRODUCT_BYTES or len(weight.shape) < 2:
+            return False
+        readers = self.index.consumers(name)
+        turned = [self.index.outputs(i)[0] for i in readers if self.index.op(i) == "Transpose"]
+        behind = [i for tensor in turned for i in self.index.consumers(tensor)]
+        return all(self.index.op(i) in ("MatMul", "Gemm", "Transpose") for i in readers) and all(
+            self.index.op(i) in ("MatMul", "Gemm") for i in behind
+        )
 
     def _evaluate(self, i: int) -> None:
         """Fill in the facts of a node's outputs from those of its inputs."""

@@ -4,7 +4,7 @@ The CPU provider lacks many half-precision kernels, and rounding to 8 or 11 bits
 which a wrong rewrite gives itself away. What a graph computes does not depend on the precision it computes in.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
@@ -12,6 +12,8 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoPr
 from ortmoe_cli.graph.types import HALF
 
 _TYPE_ATTRIBUTES = {"to", "dtype", "output_dtype", "stash_type", "softmax_precision"}
+_ROUNDING = {"accuracy_level"}
+"""Attributes of quantised operators that let a kernel round activations."""
 
 
 def widen(array: np.ndarray) -> np.ndarray:
@@ -32,7 +34,17 @@ def shadow_node(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
     copy.output[:] = [names.get(name, name) for name in node.output]
     for attribute in copy.attribute:
         _widen_attribute(attribute, names)
+    if copy.domain == "com.microsoft":
+        _take(copy, [attribute for attribute in copy.attribute if attribute.name not in _ROUNDING])
     return copy
+
+
+def _take(node: NodeProto, attributes: Sequence[AttributeProto]) -> None:
+    if len(attributes) < len(node.attribute):
+        kept = [attribute.SerializeToString() for attribute in attributes]
+        del node.attribute[:]
+        for attribute in kept:
+            node.attribute.add().MergeFromString(attribute)
 
 
 def _widen_attribute(attribute: AttributeProto, names: Mapping[str, str]) -> None:

@@ -19,7 +19,9 @@ _FROM_ATTRIBUTE = {
     "Cast": "to", "EyeLike": "dtype", "Multinomial": "dtype", "RandomNormal": "dtype", "RandomUniform": "dtype",
     "RandomNormalLike": "dtype", "DequantizeLinear": "output_dtype",
 }  # fmt: skip
-_LIKE_INPUT = {"Where": 1, "OneHot": 2, "CastLike": 1, "QuantizeLinear": 2, "DequantizeLinear": 1}
+_LIKE_INPUT = {
+    "Where": 1, "OneHot": 2, "CastLike": 1, "QuantizeLinear": 2, "DequantizeLinear": 1, "GatherBlockQuantized": 2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ TOLERANCE = 5e-5
 _CERTAIN = 2e-6
 """No other activation needs to be tried."""
 _ROWS = 96
+_FEW_SCALARS = 8
 
 
 def fit(down: Array, first: Sequence[Array], scalars: Iterable[float] = (), guess: Fit | None = None) -> Fit:
@@ -164,6 +165,11 @@ def _candidates(down: Array, gate: Array, up: Array | None, scalars: tuple[float
             for number in scalars:
                 if 0.5 <= number <= 8:
                     yield from _swiglus(down, gate, up, number, beta, scalars)
+    few = scalars[:_FEW_SCALARS]  # where the routing scales the values they hide the parameters: the graph's numbers
+    for beta in (0.0, 1.0):
+        for alpha in dict.fromkeys((1.0, 1.702, *(s for s in few if 0.5 <= s <= 8))):
+            for limit in (math.inf, *(s for s in few if 0.1 <= s <= 1e3)):
+                yield Activation("swiglu", True, alpha, beta, limit)
 
 
 def _swiglus(

@@ -8,6 +8,8 @@ from ortmoe_cli.graph.index import Index
 
 PRODUCTS = ("MatMul", "Gemm", "com.microsoft.FusedMatMul", "com.microsoft.FusedGemm")
 """Operators that multiply two matrices."""
+NBITS = "com.microsoft.MatMulNBits"
+"""A product with quantised weights."""
 VIEWS = frozenset({"Reshape", "Cast", "Identity", "Unsqueeze", "Squeeze", "Flatten", "Dropout"})
 """Operators that keep every value and their order."""
 SELECTIONS = ("TopK", "ArgMax", "Hardmax")
@@ -67,6 +69,12 @@ def _router_of(index: Index, pick: int, shape_of: ShapeOf) -> Router | None:
             router = _as_router(index, i, shape_of)
             if router is not None:
                 return router
+        elif op == NBITS and index.is_constant(index.inputs(i)[1]):
+            data, width, experts = index.inputs(i)[0], index.attribute(i, "K"), index.attribute(i, "N")
+            if 2 <= experts <= _MOST_EXPERTS:
+                return Router(i, behind_views(index, data), index.outputs(i)[0], width, experts, ())
+        elif op == "Mul" and (router := _as_rounding_router(index, i)) is not None:
+            return router
         elif op in _BETWEEN:
             queue.extend(index.reads(i))
     return None
@@ -85,6 +93,22 @@ def _as_router(index: Index, i: int, shape_of: ShapeOf) -> Router | None:
     if not 2 <= experts <= _MOST_EXPERTS or index.attribute(i, "transA", 0):
         return None
     return Router(i, behind_views(index, data), index.outputs(i)[0], width, experts, ())
+
+
+def _as_rounding_router(index: Index, i: int) -> Router | None:
+    """A router whose hidden states are quantised as they come: scale · (float) (integers · integers)."""
+    for tensor in index.inputs(i):
+        product = index.producer(behind_views(index, tensor))
+        if product is None or index.op(product) != "MatMulInteger":
+            continue
+        data, weight = index.inputs(product)[:2]
+        shape, quantise = index.constant_shape(weight), index.producer(data)
+        if shape is None or len(shape) != 2 or not 2 <= shape[1] <= _MOST_EXPERTS:
+            continue
+        if quantise is not None and index.op(quantise) == "DynamicQuantizeLinear":
+            hidden = behind_views(index, index.inputs(quantise)[0])
+            return Router(i, hidden, index.outputs(i)[0], shape[0], shape[1], ())
+    return None
 
 
 def behind_views(index: Index, tensor: str) -> str:

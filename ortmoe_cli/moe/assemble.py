@@ -8,9 +8,11 @@ from ortmoe_cli.graph.index import Index
 from ortmoe_cli.moe.activation import TOLERANCE, Fit
 from ortmoe_cli.moe.additions import border, outcome_of
 from ortmoe_cli.moe.anchor import VIEWS
-from ortmoe_cli.moe.bias import Added, find_bias, vector
+from ortmoe_cli.moe.bias import Added, find_bias
 from ortmoe_cli.moe.bodies import Body, Feeding, Rows, feedings, pair
-from ortmoe_cli.moe.experts import Expert, Experts, Matrix, Source, Vector, rows_like
+from ortmoe_cli.moe.experts import Expert, Experts, Source
+from ortmoe_cli.moe.folded import unfold
+from ortmoe_cli.moe.matrices import bias, entries, matrix
 from ortmoe_cli.moe.products import Product
 from ortmoe_cli.moe.refuse import Refused
 from ortmoe_cli.moe.region import Cone, Cut
@@ -45,17 +47,19 @@ class Assembly:
     own: tuple[frozenset[str], ...]
 
 
-def assemble(parts: Piecewise, samples: Samples, width: int) -> Assembly:
-    """The experts of a region, as far as they can be told without the routing. Raises Refused."""
+def assemble(parts: Piecewise, samples: Samples, width: int, routed: int) -> Assembly:
+    """The experts of a region, as far as they can be told without the routing among `routed`. Raises Refused."""
     biases = {p.node: find_bias(parts.index, parts.cone, parts.region, p) for p in parts.products}
     rows = Rows(samples, biases)
     usable = [f for f in feedings(parts.index, parts.cone, parts.region, parts.products) if _fits(f, samples, width)]
     if not usable:
         raise Refused("MOE108", "no feed-forward network of two or three products was found behind the router")
     bodies = _bodies(parts, usable, rows)
-    bodies = _routed(parts, bodies)
+    bodies = _routed(parts, bodies, routed)
     if len(bodies) == 1 and _is_folded(parts, bodies[0]):
-        raise Refused("MOE108", "the experts are folded into one matrix, with the routing applied between two products")
+        one = unfold(parts.source, samples, bodies[0], biases, parts.scalars, routed)
+        experts = Experts(one.experts, one.fit.activation, one.fit.layout, one.inner)
+        return Assembly(experts, True, False, _input(parts.index, parts.cone, bodies), (frozenset(),))
     activation = _common(bodies)
     stacked = entries(parts.source, bodies[0].down) > 1
     members: list[Expert] = []
@@ -91,12 +95,6 @@ def _fits(feeding: Feeding, samples: Samples, width: int) -> bool:
     return samples.out(feeding.down).shape[1] == width and all(samples.data(p).shape[1] == width for p in feeding.first)
 
 
-def entries(source: Source, product: Product) -> int:
-    """How many matrices the constant behind a product holds."""
-    shape = rows_like(source(product.base).shape)
-    return 1 if len(shape) < 3 else int(shape[0])
-
-
 def _bodies(parts: Piecewise, usable: Sequence[Feeding], rows: Rows) -> list[Body]:
     """Paired bodies; of bodies that pick from the same stacked weights, the busiest stands for all."""
     found: dict[tuple[object, ...], Body] = {}
@@ -124,9 +122,9 @@ def _place(source: Source, product: Product) -> tuple[object, ...]:
     return value.__array_interface__["data"][0], value.strides, value.shape
 
 
-def _routed(parts: Piecewise, bodies: Sequence[Body]) -> list[Body]:
+def _routed(parts: Piecewise, bodies: Sequence[Body], count: int) -> list[Body]:
     """Without what is shared: a body that no routing touches, next to bodies that it does, or one whose result is
-    changed before it meets the routing."""
+    changed before it meets the routing, unless fewer than `count` experts were left then."""
     stacks = [b for b in bodies if entries(parts.source, b.down) > 1]
     if stacks:
         bases = {tuple(_place(parts.source, p) for p in (b.down, *b.first)) for b in stacks}
@@ -139,9 +137,7 @@ def _routed(parts: Piecewise, bodies: Sequence[Body]) -> list[Body]:
     meets = set(border(parts.index, parts.cone, parts.region))
     meets |= {view for name in meets for view in _behind(parts.index, name)}
     plain = [b for b in bodies if outcome_of(parts.index, parts.cone, parts.region, b.down) & meets]
-    if not plain:
-        raise Refused("MOE108", "no product's result is weighted by the routing")
-    return plain
+    return plain if len(plain) >= min(count, len(bodies)) else list(bodies)
 
 
 def _behind(index: Index, tensor: str) -> list[str]:
@@ -182,42 +178,13 @@ def _experts(
         which = e if count > 1 else None
         made.append(
             Expert(
-                tuple(_matrix(source, samples, p, which) for p in body.first),
-                tuple(_bias(source, samples, p, biases[p.node], which, count) for p in body.first),
-                _matrix(source, samples, body.down, which),
-                _bias(source, samples, body.down, biases[body.down.node], which, count),
+                tuple(matrix(source, samples, p, which) for p in body.first),
+                tuple(bias(source, samples, p, biases[p.node], which, count) for p in body.first),
+                matrix(source, samples, body.down, which),
+                bias(source, samples, body.down, biases[body.down.node], which, count),
             )
         )
     return made
-
-
-def _matrix(source: Source, samples: Samples, product: Product, which: int | None) -> Matrix:
-    value = source(product.base)
-    inputs, outputs = product.inputs(samples.first(product.data)), product.outputs(samples.first(product.out))
-    if value.ndim > 3 or (value.ndim == 3 and which is None and value.shape[0] != 1):
-        raise Refused("MOE108", f"expert weights of shape {list(value.shape)}")
-    transpose = product.transposed(value.shape, inputs, outputs)
-    if (value.shape[-1], value.shape[-2])[:: 1 if transpose else -1] != (outputs, inputs):
-        raise Refused("MOE108", f"expert weights of shape {list(value.shape)} for {inputs} inputs, {outputs} outputs")
-    return Matrix(product.base, which if which is not None or value.ndim < 3 else 0, transpose)
-
-
-def _bias(
-    source: Source, samples: Samples, product: Product, added: Added | None, which: int | None, count: int
-) -> Vector | None:
-    if added is None:
-        return None
-    width = product.outputs(samples.first(product.out))
-    table = source(added.base)
-    if which is None:
-        found = vector(source, samples, product, added, width, table.shape[0] if table.ndim else 1)
-    elif table.size == width:
-        found = Vector(added.base, None)
-    else:
-        found = Vector(added.base, which) if table.size == count * width and table.shape[0] == count else None
-    if found is None:
-        raise Refused("MOE108", f"an expert's bias of shape {list(table.shape)} for width {width}")
-    return found
 
 
 def _input(index: Index, cone: Cone, bodies: Sequence[Body]) -> str:
@@ -239,3 +206,21 @@ def input_of(index: Index, cone: Cone, tensor: str) -> str:
             break
         tensor = sources[0]
     return tensor
+
+
+def reads_chosen_rows(index: Index, cone: Cone, products: Sequence[Product]) -> bool:
+    """Whether what products read are hidden states that were only picked: the routing adds nothing to them."""
+    stack, seen = [p.data for p in products if p.data in cone.routed], set[str]()
+    while stack:
+        name = stack.pop()
+        i = index.producer(name)
+        if name in seen or i is None or name == cone.hidden_states or name not in cone.routed:
+            continue
+        seen.add(name)
+        parts = [n for n in index.inputs(i) if n]
+        if index.op(i) in ("Add", "Sub", "Sum") and any(n in cone.routed and n not in cone.hidden for n in parts):
+            return False
+        if any(name in index.outputs(p.node) for p in products):
+            continue
+        stack += [n for n in parts if n in cone.hidden]
+    return True

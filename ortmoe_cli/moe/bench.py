@@ -24,11 +24,26 @@ class Probes:
     def __init__(self, index: Index) -> None:
         self._index, self._roles = index, roles(index)
         self._made: dict[tuple[int, int], Probe] = {}
+        self._exits: list[tuple[str, str, str, int]] = []
 
     def at(self, batch: int, new: int) -> Probe:
         if (batch, new) not in self._made:
-            self._made[batch, new] = probe(self._index, Sizes(batch, new, _PAST), roles=self._roles)
+            made = self._made[batch, new] = probe(self._index, Sizes(batch, new, _PAST), roles=self._roles)
+            for known in self._exits:
+                _settle(made, *known)
         return self._made[batch, new]
+
+    def settle(self, exit_: str, like: str, hidden: str, width: int) -> None:
+        """A block's exit has the shape of `like`, or is (T,H) for '': evaluation need not go through its experts."""
+        self._exits.append((exit_, like, hidden, width))
+        for made in self._made.values():
+            _settle(made, exit_, like, hidden, width)
+
+
+def _settle(at: Probe, exit_: str, like: str, hidden: str, width: int) -> None:
+    shape = at.shape(like or hidden)
+    if shape is not None:
+        at.settle(exit_, shape if like else (int(np.prod(shape[:-1])), width))
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +113,11 @@ class Bench:
 
     def run(self, setting: Setting, outputs: Sequence[str], hidden: Array, logits: Array) -> dict[str, Array]:
         """Values of `outputs` for X0 (T,H) and L (T,E), whatever their shapes in the graph. Raises CutError."""
+        return self.cutter.run(outputs, self.feeds(setting, hidden, logits))
+
+    def feeds(self, setting: Setting, hidden: Array, logits: Array) -> dict[str, Array]:
+        """What a run is fed with."""
         feeds = dict(setting.outside)
         feeds[self.hidden] = hidden.reshape(setting.hidden_shape).astype(np.float32)
         feeds[self.router.logits] = logits.reshape(setting.logits_shape).astype(np.float32)
-        return self.cutter.run(outputs, feeds)
+        return feeds

@@ -16,12 +16,22 @@ class Addition:
     factor: float
 
 
+@dataclass(frozen=True)
+class RawLogits:
+    """What a router does that the node could do itself: weights are the softmax of the logits, times `scale`, divided
+    by the sum of the chosen if `normalised`."""
+
+    normalised: bool
+    scale: float
+
+
 @dataclass(frozen=True, eq=False)
 class Block:
     """exit = scale · Σ_e w_e · expert_e(input) + additions.
 
     hits: the original only runs when exactly so many experts are hit (None: always); reshape: the tensor whose shape
-    the exit has ('' if it is (T,H)); input_scale: weights multiply the input of the experts (k = 1 only).
+    the exit has ('' if it is (T,H)); input_scale: weights multiply the input of the experts (k = 1 only); recognised:
+    what the router does, if the node could do it; direct: it shall.
     """
 
     router: Router
@@ -39,3 +49,5 @@ class Block:
     router_kind: str
     row_bytes: int
     input_scale: bool = False
+    recognised: RawLogits | None = None
+    direct: bool = False

@@ -5,8 +5,8 @@ elsewhere, that is w / Σw, whatever router made w and however it broke ties; Σ
 also keeps a row right whose weights are all zero.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -17,11 +17,12 @@ from onnx import TensorProto
 from ortmoe_cli.graph.index import Index
 from ortmoe_cli.graph.island import Island, IslandBuilder
 from ortmoe_cli.moe.activation import Activation
-from ortmoe_cli.moe.block import Block
+from ortmoe_cli.moe.block import Block, RawLogits
 from ortmoe_cli.moe.experts import Source
 from ortmoe_cli.moe.packing import Plan, plan
 from ortmoe_cli.moe.refuse import Refused
-from ortmoe_cli.moe.routing import Pair
+from ortmoe_cli.moe.routing import Dense, Pair
+from ortmoe_cli.outcome import Fact
 from ortmoe_cli.weights.pack import PackedWeight
 
 Array = NDArray[Any]
@@ -39,33 +40,66 @@ _NUMPY = {
 _UNGATED = {"relu": "relu", "silu": "silu", "identity": "identity", "gelu_tanh": "gelu"}
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What the report says about a quantised node. code '': as for any fusion."""
+
+    code: str = ""
+    message: str = ""
+    contract: tuple[str, ...] = ()
+    assumed: bool = False
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, eq=False)
 class Rewrite:
-    """An island, and the packed weights that it reads."""
+    """An island, and the packed weights that it reads.
+
+    proof: what is compared with the original in place of a quantised node: the same block with a float one. terms: what
+    the report says about it beyond a plain fusion.
+    """
 
     island: Island
     weights: tuple[PackedWeight, ...]
+    proof: "Rewrite | None" = None
+    terms: Terms = field(default_factory=Terms)
+
+
+Node = Callable[["Emitter", str, str], str]
+"""Adds the node for (x (T,H), logits (T,E)); its result (T,H)."""
 
 
 def emit(index: Index, block: Block, source: Source, name: str) -> Rewrite:
     """The island that takes the place of a block. Raises Refused where the operator cannot express it."""
     attributes = activation_attributes(block.experts.activation)
     elem_type = _node_type(index, block)
-    builder = IslandBuilder(name, index.opset)
     made = plan(block.experts, source, block.width, elem_type, lambda part: f"{name}/{part}")
-    e = _Emitter(index, builder, block, elem_type)
+
+    def node(e: Emitter, x: str, logits: str) -> str:
+        return e.builder.one(
+            "MoE", x, logits, *e.weights(made), domain="com.microsoft", **routing_attributes(block), **attributes
+        )
+
+    return Rewrite(build(index, block, name, elem_type, node), tuple(made.weights.values()))
+
+
+def build(index: Index, block: Block, name: str, elem_type: int, node: Node) -> Island:
+    """The island around a node of this type: what feeds it and what is done with its result."""
+    builder = IslandBuilder(name, index.opset)
+    e = Emitter(index, builder, block, elem_type)
     x = e.typed(e.flat(block.input, block.width), index.elem_type(block.input), elem_type)
     logits, factor = e.routing()
     if block.input_scale:
         x = builder.one("Mul", x, factor)
-    inputs = [x, logits, *e.weights(made)]
-    y = builder.one(
-        "MoE", *inputs, domain="com.microsoft", k=block.source.chosen, normalize_routing_weights=1, **attributes
-    )
-    if not block.input_scale:
+    y = node(e, x, logits)
+    if factor and not block.input_scale:
         y = builder.one("Mul", y, factor)
     builder.produce(block.exit, e.finish(y))
-    return Rewrite(builder.build(), tuple(made.weights.values()))
+    return builder.build()
+
+
+def routing_attributes(block: Block) -> Mapping[str, Any]:
+    return {"k": block.source.chosen, "normalize_routing_weights": 1}
 
 
 def activation_attributes(activation: Activation) -> Mapping[str, Any]:
@@ -93,7 +127,7 @@ def _node_type(index: Index, block: Block) -> int:
 
 
 @dataclass(frozen=True)
-class _Emitter:
+class Emitter:
     index: Index
     builder: IslandBuilder
     block: Block
@@ -121,11 +155,13 @@ class _Emitter:
         return self.builder.one("ReduceMax", tensor, axes=[1], keepdims=1)
 
     def routing(self) -> tuple[str, str]:
-        """(logits (T,E), factor (T,1)) for the node, in its type."""
+        """(logits (T,E), factor (T,1) or '') for the node, in its type."""
+        if self.block.direct and self.block.recognised is not None:
+            return self._raw(self.block.recognised)
         b, source = self.builder, self.block.source
         experts = len(self.block.experts.members)
         if isinstance(source, Pair):
-            weights = self._float(self.flat(source.weights, source.chosen), source.weights)
+            weights = self._float(self._rows(source), source.weights)
             ids = self.flat(source.ids, source.chosen)
             ids = self.typed(ids, self.index.elem_type(source.ids), int(TensorProto.INT64))
             tokens = b.one("Gather", b.one("Shape", ids), self.numbers(0), axis=0)
@@ -133,16 +169,38 @@ class _Emitter:
             fill = b.one("ConstantOfShape", shape, value=np.array([_FILL[self.elem_type]], np.float32))
             logits = b.one("ScatterElements", fill, ids, self._logarithm(weights), axis=1)
         else:
-            if source.turned:
-                turned = b.one("Reshape", source.weights, self.numbers(experts, -1))
-                weights = self._float(b.one("Transpose", turned, perm=[1, 0]), source.weights)
-            else:
-                weights = self._float(self.flat(source.weights, experts), source.weights)
+            weights = self._float(self._rows(source), source.weights)
             logits = self._logarithm(weights)
-        factor = self.sum_of(weights)
+        return self.typed(logits, _FLOAT, self.elem_type), self._factor(weights)
+
+    def _factor(self, weights: str) -> str:
+        """What normalising divided by, times the block's own scale: weights (T,n) to (T,1)."""
+        b, factor = self.builder, self.sum_of(weights)
         if self.block.scale != 1.0:
             factor = b.one("Mul", factor, b.constant(np.array(self.block.scale, np.float32)))
-        return self.typed(logits, _FLOAT, self.elem_type), self.typed(factor, _FLOAT, self.elem_type)
+        return self.typed(factor, _FLOAT, self.elem_type)
+
+    def _raw(self, router: RawLogits) -> tuple[str, str]:
+        """The router's own logits."""
+        b, source = self.builder, self.block.source
+        name = self.block.router.logits
+        logits, have = self.flat(name, self.block.router.experts), self.index.elem_type(name)
+        logits = self.typed(logits, have, self.elem_type)
+        if router.normalised:
+            scaled = router.scale != 1.0
+            return logits, b.constant(np.array(router.scale, _NUMPY[self.elem_type])) if scaled else ""
+        return logits, self._factor(self._float(self._rows(source), source.weights))
+
+    def _rows(self, source: Pair | Dense) -> str:
+        """The weights of the chosen experts (T,k), or those of all (T,E)."""
+        if isinstance(source, Pair):
+            return self.flat(source.weights, source.chosen)
+        experts = self.block.router.experts
+        if not source.turned:
+            return self.flat(source.weights, experts)
+        return self.builder.one(
+            "Transpose", self.builder.one("Reshape", source.weights, self.numbers(experts, -1)), perm=[1, 0]
+        )
 
     def _float(self, tensor: str, original: str) -> str:
         return self.typed(tensor, self.index.elem_type(original), _FLOAT)

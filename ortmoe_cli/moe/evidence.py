@@ -1,6 +1,6 @@
 """Whether what stands behind a selection looks like experts: then it must be reported, fused or not."""
 
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -10,17 +10,18 @@ from ortmoe_cli.graph.cut import CutError, Cutter
 from ortmoe_cli.graph.index import Index
 from ortmoe_cli.moe.anchor import Router
 from ortmoe_cli.moe.assemble import routing_inside
-from ortmoe_cli.moe.bodies import feedings
+from ortmoe_cli.moe.bodies import Feeding, feedings
 from ortmoe_cli.moe.dominators import PostDominators
 from ortmoe_cli.moe.experts import rows_like
+from ortmoe_cli.moe.nested import holds_products
 from ortmoe_cli.moe.products import QUANTISED, Product, dequantised, find_products
+from ortmoe_cli.moe.quantised.sources import shape_of as stored_shape
 from ortmoe_cli.moe.refuse import Refused
 from ortmoe_cli.moe.region import Cone, Cut, cone_of
 from ortmoe_cli.weights.store import lookup
 
 _MOST_CHAIN = 12
 _MOST_NODES = 600
-_CONTROL = ("If", "Loop", "Scan", "SequenceMap")
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class Evidence:
     """What was seen between the logits and the first tensor that all of them pass together with hidden states.
 
     bodies: feed-forward networks side by side; stacked: weights with one entry per expert, or all experts folded into
-    one; quantised: operators on quantised weights; control: control flow or model functions; frozen: constant piece
-    sizes of routed tokens.
+    one; quantised: operators on quantised weights; control: a node with matrix products in a body or function that
+    hidden states go into; frozen: constant piece sizes of routed tokens.
     """
 
     bodies: int
@@ -49,7 +50,7 @@ class Evidence:
             return Refused("MOE112", f"experts are quantised ({self.quantised})", found.message)
         if self.frozen and (vague or found.code in ("MOE101", "MOE110", "MOE114")):
             return Refused("MOE102", "the number of tokens of each expert is a constant from the traced example")
-        if vague and self.control:
+        if self.control and (vague or found.code in ("MOE101", "MOE110")):
             return Refused("MOE115", f"part of the block lies inside {self.control}", found.message)
         return found
 
@@ -59,21 +60,28 @@ def weigh(index: Index, cutter: Cutter, router: Router, where: tuple[Cone, Cut])
     cone, piece = where
     products = find_products(index, cone, piece)
     feeds = feedings(index, cone, piece, products)
-    shapes = Counter(s for f in feeds if len(s := _shape(index, cutter, f.down)) == 2)
+    shapes: dict[tuple[int, ...], list[Feeding]] = {}
+    for f in feeds:
+        shapes.setdefault(_shape(index, cutter, f.down), []).append(f)
     folded = any(routing_inside(cone, f.first, f.down) for f in feeds)
     stacked = folded or any(_stacked(index, cutter, router, p) for f in feeds for p in (f.down, *f.first))
     quantised = [index.op(i) for i in piece.nodes if index.op(i) in QUANTISED]
     quantised += [op for p in products if (op := dequantised(index, p.base))]
-    functions = {f"{f.domain}.{f.name}" if f.domain else f.name for f in index.model.proto.functions}
-    control = [index.op(i) for i in piece.nodes if index.op(i) in _CONTROL or index.op(i) in functions]
-    control = [op for op in control if op in _CONTROL or _multiplies(index, op)]
+    control = [i for i in piece.nodes if holds_products(index, cone, i)]
     return Evidence(
-        max(shapes.values(), default=0),
+        max((_side_by_side(alike) for shape, alike in shapes.items() if len(shape) == 2), default=0),
         stacked,
         quantised[0] if len(quantised) > 1 else "",
-        control[0] if control and not feeds else "",
+        f"{index.op(control[0])} '{index.node(control[0]).name or index.outputs(control[0])[0]}'" if control else "",
         any(_is_frozen(index, cutter, cone, i) for i in piece.nodes),
     )
+
+
+def _side_by_side(feeds: Sequence[Feeding]) -> int:
+    """How many networks these are: those that share their first products count once, unless these read different rows
+    (experts whose results were concatenated in between)."""
+    rows = {p.data for f in feeds for p in f.first}
+    return max(len({frozenset(p.node for p in f.first) for f in feeds}), min(len(feeds), len(rows)))
 
 
 def ahead(index: Index, tree: PostDominators, router: Router) -> tuple[Cone, Cut]:
@@ -102,21 +110,12 @@ def shape_of(index: Index, cutter: Cutter, constant: str) -> tuple[int, ...] | N
 
 
 def _shape(index: Index, cutter: Cutter, product: Product) -> tuple[int, ...]:
-    return rows_like(shape_of(index, cutter, product.base) or ())
+    return rows_like(stored_shape(index, product.base) or shape_of(index, cutter, product.base) or ())
 
 
 def _stacked(index: Index, cutter: Cutter, router: Router, product: Product) -> bool:
     shape = _shape(index, cutter, product)
     return len(shape) >= (2 if product.routed else 3) and shape[0] == router.experts
-
-
-def _multiplies(index: Index, function: str) -> bool:
-    return any(
-        node.op_type in ("MatMul", "Gemm")
-        for f in index.model.proto.functions
-        if function == (f"{f.domain}.{f.name}" if f.domain else f.name)
-        for node in f.node
-    )
 
 
 def _is_frozen(index: Index, cutter: Cutter, cone: Cone, i: int) -> bool:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ortmoe_cli.graph.shadow import widen
 from ortmoe_cli.moe.activation import Activation, Layout
+from ortmoe_cli.weights.pack import ALL, Rows
 
 Array = NDArray[Any]
 Source = Callable[[str], Array]
@@ -16,28 +17,40 @@ Source = Callable[[str], Array]
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix [outputs, inputs]: a constant of the graph, one entry of it if `expert` is given, perhaps transposed."""
+    """A matrix [outputs, inputs]: a constant of the graph, one entry of it if `expert` is given, perhaps transposed.
+
+    rows, columns: the part of it (after transposing) that is this expert's; shape: what a flat entry is.
+    """
 
     tensor: str
     expert: int | None
     transpose: bool
+    rows: Rows = ALL
+    columns: Rows = ALL
+    shape: tuple[int, int] | None = None
 
     def read(self, source: Source) -> Array:
         array = source(self.tensor)
         array = array if self.expert is None else array[self.expert]
-        return widen(array.T if self.transpose else array)
+        array = array if self.shape is None else array.reshape(self.shape)
+        return widen((array.T if self.transpose else array)[slice(*self.rows), slice(*self.columns)])
 
 
 @dataclass(frozen=True)
 class Vector:
-    """A bias: a constant of the graph, or its entry `row`."""
+    """A bias: a constant of the graph, or its entry `row`, or the elements `part` of that."""
 
     tensor: str
     row: int | None
+    part: Rows = ALL
+
+    def take(self, source: Source) -> Array:
+        """The elements, in their own type."""
+        array = source(self.tensor)
+        return (array if self.row is None else array[self.row]).reshape(-1)[slice(*self.part)]
 
     def read(self, source: Source) -> Array:
-        array = source(self.tensor)
-        return widen((array if self.row is None else array[self.row]).reshape(-1))
+        return widen(self.take(source))
 
 
 @dataclass(frozen=True)

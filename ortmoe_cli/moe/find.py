@@ -1,41 +1,57 @@
 """Finds the Mixture-of-Experts blocks of a model and decides on each."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from ortmoe_cli.graph.cut import CutError
 from ortmoe_cli.graph.index import Index
-from ortmoe_cli.moe.already import already_fused, reaches_fused
 from ortmoe_cli.moe.anchor import Router, find_routers
 from ortmoe_cli.moe.bench import Array, Bench, Probes, Unknown
+from ortmoe_cli.moe.block import Block
+from ortmoe_cli.moe.direct import choose
 from ortmoe_cli.moe.dominators import PostDominators
-from ortmoe_cli.moe.emit import emit
+from ortmoe_cli.moe.emit import Rewrite
 from ortmoe_cli.moe.evidence import ahead, shape_of, weigh
+from ortmoe_cli.moe.existing import already_fused, reaches_fused
+from ortmoe_cli.moe.experts import Source
 from ortmoe_cli.moe.identify import identify
+from ortmoe_cli.moe.nested import nested
 from ortmoe_cli.moe.outcomes import fusion, refusal
 from ortmoe_cli.moe.pages import drop_pages
 from ortmoe_cli.moe.products import dequantised, find_products
+from ortmoe_cli.moe.quantised.check import NodeCheck
+from ortmoe_cli.moe.quantised.decide import node_checks, rewrite_of
+from ortmoe_cli.moe.quantised.reader import Reader
+from ortmoe_cli.moe.quantised.sources import behind
 from ortmoe_cli.moe.refuse import Refused
-from ortmoe_cli.moe.region import Cone, Cut, cone_of, cut, exits
+from ortmoe_cli.moe.region import Cone, Cut, cone_of, cut, exits, next_router
+from ortmoe_cli.moe.sampling import Sampler
 from ortmoe_cli.moe.scene import Scene, sampler_of
+from ortmoe_cli.moe.twin import Known, known
 from ortmoe_cli.moe.verify import Verifier
-from ortmoe_cli.outcome import Check, Context, Outcome
-from ortmoe_cli.weights.store import lookup
+from ortmoe_cli.outcome import Check, Context, Fusion, Outcome
 
 _MOST_EXITS = 6
+_SURE = frozenset({"MOE101", "MOE103", "MOE106", "MOE110", "MOE112", "MOE114", "MOE131", "MOE132", "MOE133", "MOE134"})
+"""Reasons that are only found in blocks of experts: they need no further evidence."""
 
 
 def find(context: Context) -> list[Outcome]:
     """Every block of experts, in graph order: fused by the model's exporter, to be fused, or refused."""
     index = context.index
-    found: list[Outcome] = list(already_fused(index))
+    found: list[Outcome] = list(already_fused(context))
     routers = [
         r for r in find_routers(index, lambda c: shape_of(index, context.cutter, c)) if not reaches_fused(index, r)
     ]
-    if not routers:
-        return found
-    finder = _Finder(context)
+    found += _at_top(context, routers) if routers else []
+    return [*found, *nested(context, find, {outcome.name for outcome in found})]
+
+
+def _at_top(context: Context, routers: Sequence[Router]) -> list[Outcome]:
+    """The blocks of the graph itself."""
+    found, finder = list[Outcome](), _Finder(context, routers)
     for done, router in enumerate(routers):
         context.progress("experts", done, len(routers))
         outcome = finder.outcome(router)
@@ -46,15 +62,16 @@ def find(context: Context) -> list[Outcome]:
 
 
 class _Finder:
-    def __init__(self, context: Context) -> None:
-        self.context, self.index = context, context.index
+    def __init__(self, context: Context, routers: Sequence[Router]) -> None:
+        self.context, self.index, self._routers = context, context.index, routers
         self.probes = Probes(context.index)
         self.tree = PostDominators(context.index)
+        self._known: list[Known] = []
 
     def outcome(self, router: Router) -> Outcome | None:
         """What becomes of one router; None if it has nothing to do with experts."""
         try:
-            return self._fusion(router)
+            return self._twin(router) or self._fusion(router)
         except Refused as reason:
             found = reason
         except CutError as error:
@@ -62,10 +79,53 @@ class _Finder:
         except (ValueError, IndexError, KeyError) as error:  # shapes that nobody thought of: no reason to stop
             found = Refused("MOE111", f"the block has an unforeseen form ({type(error).__name__}: {error})")
         evidence = weigh(self.index, self.context.cutter, router, self._piece(router))
-        if not evidence.convinces and found.code not in ("MOE101", "MOE103", "MOE106", "MOE110", "MOE112", "MOE114"):
+        if not evidence.convinces and found.code not in _SURE:
             return None
         better = evidence.reason(found)
         return refusal(self.index, router, better)
+
+    def _twin(self, router: Router) -> Fusion | None:
+        """The block as one that equals another but for its weights, verified with its own; None if it is not."""
+        verify = self.context.options.verify
+        for known_ in self._known:
+            constants: dict[str, Array] = {}
+            try:
+                found = known_.twin(router)
+                if found is None:
+                    continue
+                bench, sampler, block = found
+                source = self._reader(constants)
+                rewrite = self._rewrite(router, block, source)
+                checks: tuple[Check, ...] = ()
+                if verify != "none":
+                    proof = rewrite.proof or rewrite
+                    verifier = Verifier(self.index, bench, block, proof, sampler, source, again=verify == "sample")
+                    checks = verifier.verify(full=True) if verify == "full" else verifier.sample()
+                rewrite, more = self._checked_node(bench, block, rewrite, sampler, source)
+            except (Refused, CutError, ValueError, IndexError, KeyError):
+                continue  # equal structure was only a hint: look at it as at any other
+            finally:
+                drop_pages(constants.values())
+            self._settle(block)
+            return fusion(self.index, block, rewrite, (*checks, *more), self.context.options, like=known_.block)
+        return None
+
+    def _settle(self, block: Block) -> None:
+        self.probes.settle(block.exit, block.reshape, block.cone.hidden_states, block.width)
+
+    def _reader(self, constants: dict[str, Array]) -> Source:
+        """Reads constants, and keeps them there."""
+        return Reader(self.index, self.context.cutter, constants)
+
+    def _rewrite(self, router: Router, block: Block, source: Source) -> Rewrite:
+        name = self.index.unused_prefix(f"moe_{router.node}")
+        return rewrite_of(self.index, self.context.cutter, block, source, name, self.context.options)
+
+    def _checked_node(
+        self, bench: Bench, block: Block, rewrite: Rewrite, sampler: Sampler, source: Source
+    ) -> tuple[Rewrite, tuple[Check, ...]]:
+        check = NodeCheck(self.index, bench, block, sampler, source)
+        return node_checks(self.index, self.context.cutter, block, rewrite, check, source, self.context.options)
 
     def _fusion(self, router: Router) -> Outcome:
         scene = self._scene(router)
@@ -76,16 +136,33 @@ class _Finder:
 
     def _proven(self, router: Router, scene: Scene) -> Outcome:
         for product in scene.products:
-            if operator := dequantised(self.index, product.base):
+            operator = dequantised(self.index, product.base)
+            if operator and not behind(self.index, product.base):
                 raise Refused("MOE112", f"experts are quantised ({operator})")
         sampler = sampler_of(scene)
         block = identify(scene, sampler)
-        rewrite = emit(self.index, block, scene.source, f"moe_{router.node}")
-        checks: tuple[Check, ...] = ()
-        if self.context.options.verify != "none":
-            verifier = Verifier(self.index, scene.bench, block, rewrite, sampler, scene.source)
-            checks = verifier.verify(full=self.context.options.verify == "full")
-        return fusion(self.index, block, rewrite, checks, self.context.options)
+        rewrite, checks = None, tuple[Check, ...]()
+        for direct in (True, False) if choose(self.index, block, self.context.options).direct else (False,):
+            block = replace(block, direct=direct)
+            try:
+                rewrite, checks = self._verified(scene, sampler, block)
+                break
+            except Refused:
+                if not direct:
+                    raise
+        assert rewrite is not None
+        rewrite, more = self._checked_node(scene.bench, block, rewrite, sampler, scene.source)
+        self._settle(block)
+        self._known.append(known(scene.bench, sampler, block))
+        return fusion(self.index, block, rewrite, (*checks, *more), self.context.options)
+
+    def _verified(self, scene: Scene, sampler: Sampler, block: Block) -> tuple[Rewrite, tuple[Check, ...]]:
+        """The replacement of a block, compared with it."""
+        rewrite = self._rewrite(scene.router, block, scene.source)
+        if self.context.options.verify == "none":
+            return rewrite, ()
+        verifier = Verifier(self.index, scene.bench, block, rewrite.proof or rewrite, sampler, scene.source)
+        return rewrite, verifier.verify(full=True)
 
     def _scene(self, router: Router) -> Scene:
         """The piece of graph behind a router that can be evaluated from hidden states and logits alone."""
@@ -123,7 +200,7 @@ class _Finder:
 
     def _scene_from(self, router: Router, hidden: str, width: int, tree: PostDominators) -> Scene | None:
         index = self.index
-        ways_out = exits(index, tree, router)
+        ways_out = exits(index, tree, router, next_router(index, router, self._routers))
         if not ways_out:
             return None
         last = max(i for name in ways_out if (i := index.producer(name)) is not None)
@@ -144,13 +221,7 @@ class _Finder:
         if not products:
             return None
         constants: dict[str, Array] = {}
-
-        def source(name: str) -> Array:
-            if name not in constants:
-                constants[name] = lookup(index, self.context.cutter, name)
-            return constants[name]
-
-        return Scene(index, bench, cone, tuple(good), region, products, source, constants)
+        return Scene(index, bench, cone, tuple(good), region, products, self._reader(constants), constants)
 
     def _may_be_exit(self, bench: Bench, name: str) -> bool:
         at, tokens = bench.typical()

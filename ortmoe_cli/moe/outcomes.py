@@ -1,10 +1,12 @@
 """Findings in the words of the report."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ortmoe_cli.graph.index import Index
 from ortmoe_cli.moe.anchor import Router
 from ortmoe_cli.moe.block import Block
+from ortmoe_cli.moe.direct import wording
 from ortmoe_cli.moe.emit import Rewrite
 from ortmoe_cli.moe.refuse import Refused
 from ortmoe_cli.moe.routing import Pair
@@ -16,8 +18,10 @@ def block_name(index: Index, router: Router) -> str:
     return index.node(router.node).name or router.logits
 
 
-def fusion(index: Index, block: Block, rewrite: Rewrite, checks: Sequence[Check], options: Options) -> Fusion:
-    """A block that can be replaced."""
+def fusion(
+    index: Index, block: Block, rewrite: Rewrite, checks: Sequence[Check], options: Options, like: Block | None = None
+) -> Fusion:
+    """A block that can be replaced. `like`: the block of equal structure that it was identified by."""
     experts, chosen = block.experts, block.source.chosen
     facts: dict[str, Fact] = {
         "E": len(experts.members),
@@ -29,21 +33,34 @@ def fusion(index: Index, block: Block, rewrite: Rewrite, checks: Sequence[Check]
         "router": block.router_kind,
         "routing": "ids and weights" if isinstance(block.source, Pair) else "weights of all experts",
         "additions": len(block.additions),
+        "identified": "by evaluation" if like is None else f"structure equals {block_name(index, like.router)}",
+        "verified": _verified(options, like),
     }
     repaired = block.hits is not None
     text = " ".join(f"{key}={facts[key]}" for key in ("E", "k", "H", "I", "activation"))
-    contract = []
+    form = wording(index, block, options)
+    layer = index.layer_of(block.router.node, *block.region.nodes[:8])
+    where = "" if layer is None or rewrite.terms.code != "MOE005" else f"layer {layer}: "
+    contract = [*form.contract, *(where + sentence for sentence in rewrite.terms.contract)]
+    facts |= {
+        "routing form": form.why,
+        "nodes before": len(block.region.nodes),
+        "nodes after": len(rewrite.island.nodes),
+    }
+    facts |= rewrite.terms.facts
+    if rewrite.terms.message:
+        text += f"; {rewrite.terms.message}"
     if repaired:
         text += f"; the export only ran when exactly {block.hits} experts were hit"
     if experts.activation.name == "gelu_tanh":
         contract.append("gelu in its tanh form: what the CPU kernel computes, the CUDA kernel may not")
-    return Fusion(
+    found = Fusion(
         "moe",
         block_name(index, block.router),
-        index.layer_of(block.router.node, *block.region.nodes[:8]),
-        "MOE003" if repaired else "MOE001",
+        layer,
+        "MOE003" if repaired else rewrite.terms.code or "MOE001",
         text,
-        "repaired" if repaired else "exact",
+        "assumed" if rewrite.terms.assumed or form.assumed else "repaired" if repaired else "exact",
         rewrite.island,
         rewrite.weights,
         tuple(contract),
@@ -51,6 +68,18 @@ def fusion(index: Index, block: Block, rewrite: Rewrite, checks: Sequence[Check]
         facts,
         tuple(checks),
     )
+    if rewrite.proof is None:
+        return found
+    return replace(found, proof=replace(found, island=rewrite.proof.island, weights=rewrite.proof.weights))
+
+
+def _verified(options: Options, like: Block | None) -> str:
+    """How the rewrite was compared with the original."""
+    if options.verify == "none":
+        return "not verified"
+    if like is None or options.verify == "full":
+        return "on all probes"
+    return "with its own weights on a sample of probes; the block of equal structure on all"
 
 
 def refusal(index: Index, router: Router, reason: Refused) -> Refusal:

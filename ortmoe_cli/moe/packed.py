@@ -22,12 +22,19 @@ class PackedValues:
         self._values: dict[str, Array] = {}
         self._filled: set[int] = set()
 
+    def _per_expert(self) -> int:
+        return max(1, sum(4 * int(np.prod(w.shape[1:])) for w in self._weights))
+
+    def room(self) -> int:
+        """How many experts fit into the budget."""
+        return self._budget // self._per_expert()
+
     def of(self, experts: Sequence[int]) -> dict[str, Array]:
         """Every weight, with at least these experts in it."""
-        per_expert = sum(4 * int(np.prod(w.shape[1:])) for w in self._weights)
+        per_expert = self._per_expert()
         missing = sorted(set(experts) - self._filled)
         if not self._values or ((len(self._filled) + len(missing)) * per_expert > self._budget and missing):
-            self._values = {w.name: np.zeros(w.shape, np.float32) for w in self._weights}
+            self._values = {w.name: np.zeros(w.shape, widen(np.empty(0, w.dtype)).dtype) for w in self._weights}
             self._filled, missing = set(), sorted(set(experts))
         for expert in missing:
             for weight in self._weights:

@@ -83,11 +83,23 @@ def _first_biases(experts: Experts, expert: Expert) -> tuple[_Part, ...]:
 
 
 def _piece(matrix: Matrix, source: Rows = ALL, target: Rows = ALL) -> Piece:
-    return Piece(matrix.tensor, matrix.expert, matrix.transpose, source, target)
+    rows = _of_these(matrix.rows, source)
+    return Piece(matrix.tensor, matrix.expert, matrix.transpose, rows, target, matrix.columns, matrix.shape)
 
 
 def _vector_piece(vector: Vector, source: Rows, target: Rows) -> Piece:
-    return Piece(vector.tensor, vector.row, False, source, target)
+    return Piece(vector.tensor, vector.row, False, _of_these(vector.part, source), target)
+
+
+def _of_these(rows: Rows, source: Rows) -> Rows:
+    """Rows among rows, as one slice. `rows` have a start and an end, unless they are all."""
+    if ALL in (rows, source):
+        return source if rows == ALL else rows
+    start, stop, step = rows
+    assert start is not None
+    assert stop is not None
+    taken = range(start, stop, step)[slice(*source)]
+    return taken.start, taken.stop, taken.step
 
 
 def _is_plain(source: Source, vector: Vector | None) -> bool:
@@ -100,6 +112,5 @@ def _filled(source: Source, size: int, parts: Sequence[_Part]) -> Array:
     result = np.zeros(size, kinds[0] if kinds else np.float32)
     for vector, rows, target in parts:
         if vector:
-            table = source(vector.tensor)
-            result[slice(*target)] = (table if vector.row is None else table[vector.row]).reshape(-1)[slice(*rows)]
+            result[slice(*target)] = vector.take(source)[slice(*rows)]
     return result

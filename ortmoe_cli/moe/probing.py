@@ -10,6 +10,8 @@ Array = NDArray[Any]
 SCALES = (1.0, 20.0, 1.0, 100.0)
 """Sizes of hidden states, token by token: clamps of the activation show from 20 on."""
 
+_MANY = 32
+
 
 def hidden_states(rng: np.random.Generator, tokens: int, width: int, scales: tuple[float, ...] = SCALES) -> Array:
     """X (T,H), token t of the size scales[t mod len]."""
@@ -25,7 +27,12 @@ def spread_logits(rng: np.random.Generator, tokens: int, experts: int, chosen: i
     """
     logits = rng.standard_normal((tokens, experts))
     favoured = (start + np.arange(tokens)[:, None] * chosen + np.arange(chosen)) % experts
-    np.put_along_axis(logits, favoured, np.take_along_axis(logits, favoured, 1) + 3, 1)
+    raised = np.take_along_axis(logits, favoured, 1) + 3
+    np.put_along_axis(logits, favoured, -np.inf, 1)
+    if experts > _MANY:  # one of the others is often higher still: some of these would never be hit
+        floor = logits.max(axis=1, keepdims=True)
+        raised = np.where(raised > floor, raised, floor + rng.uniform(0.05, 1.0, raised.shape))
+    np.put_along_axis(logits, favoured, raised, 1)
     return logits.astype(np.float32)
 
 

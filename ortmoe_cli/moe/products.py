@@ -7,12 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortmoe_cli.graph.index import Index
-from ortmoe_cli.moe.anchor import PRODUCTS
+from ortmoe_cli.moe.anchor import NBITS, PRODUCTS
 from ortmoe_cli.moe.region import Cone, Cut
 
 Array = NDArray[Any]
 
-_LOOKUPS = ("Gather", "GatherND", "GatherElements", "Slice", "Split", "SplitToSequence", "Compress")
+_LOOKUPS = (
+    "Gather", "GatherND", "GatherElements", "Slice", "Split", "SplitToSequence", "Compress",
+    "com.microsoft.GatherBlockQuantized", "DequantizeLinear", "com.microsoft.DequantizeLinear",
+)  # fmt: skip
 _MOST_STEPS = 40
 QUANTISED = {
     "com.microsoft.MatMulNBits", "com.microsoft.MatMulBnb4", "com.microsoft.MatMulFpQ4", "MatMulInteger",
@@ -78,6 +81,8 @@ def find_products(index: Index, cone: Cone, region: Cut) -> list[Product]:
             product = _of_matmul(index, cone, i)
         elif index.op(i) == "Einsum":
             product = _of_einsum(index, cone, i)
+        elif index.op(i) == NBITS:
+            product = _of_codes(index, cone, i)
         if product is not None:
             found.append(product)
     return found
@@ -100,6 +105,15 @@ def _of_matmul(index: Index, cone: Cone, i: int) -> Product | None:
     axis = -2 if left else -1
     bias = rest[0] if rest else ""
     return Product(i, data, index.outputs(i)[0], operand, base, operand in cone.routed, axis, axis, turned, bias)
+
+
+def _of_codes(index: Index, cone: Cone, i: int) -> Product | None:
+    """A product with quantised weights [outputs, inputs]: these are called by their codes."""
+    data, codes, *rest = index.inputs(i)
+    if data not in cone.hidden or not index.is_constant(codes):
+        return None
+    bias = rest[3] if len(rest) > 3 else ""
+    return Product(i, data, index.outputs(i)[0], codes, codes, False, -1, -1, False, bias)
 
 
 def _of_einsum(index: Index, cone: Cone, i: int) -> Product | None:

@@ -9,6 +9,7 @@ from ortmoe_cli.moe.anchor import Router
 from ortmoe_cli.moe.dominators import PostDominators
 
 _MOST_EXITS = 40
+_MOST_ROUTERS = 4
 _SHAPE_OPS = ("Shape", "Size")
 
 
@@ -36,14 +37,24 @@ class Cut:
     outside: frozenset[str]
 
 
-def exits(index: Index, tree: PostDominators, router: Router) -> list[str]:
-    """Tensors that everything computed from L passes, nearest first."""
+def exits(index: Index, tree: PostDominators, router: Router, end: int) -> list[str]:
+    """Tensors that everything computed from L passes, nearest first; those made before the node `end`, if any are."""
+    found = list(islice(tree.chain(router.logits), _MOST_EXITS))
     return [
         name
-        for i in islice(tree.chain(router.logits), _MOST_EXITS)
+        for i in [i for i in found if i < end] or found
         for name in index.outputs(i)
         if name and (index.consumers(name) or name in index.graph_outputs)
     ]
+
+
+def next_router(index: Index, router: Router, routers: Iterable[Router]) -> int:
+    """The node of the first router that this one's logits lead to, or the number of nodes. No block goes beyond it."""
+    later = sorted((r for r in routers if r.node > router.node), key=lambda r: r.node)
+    for other in later[:_MOST_ROUTERS]:
+        if other.logits in _Reach(index, other.node).forward([router.logits], _SHAPE_OPS):
+            return other.node
+    return len(index)
 
 
 def cone_of(index: Index, hidden_states: str, logits: str, last: int) -> Cone:

@@ -114,6 +114,20 @@ def match(solved: Array, given: Array, in_order: bool) -> Routing | None:
     return Routing(Dense("", 0), tuple(int(b) for b in order), scale, float(error))
 
 
+def explain(routed: Array, given: Array, each: Array) -> Routing | None:
+    """The scale by which the weights (T,E) make of the experts' results (T,E,H) the output (T,H)."""
+    made = np.einsum("te,teh->th", given, each)
+    size = np.abs(routed).max(axis=1, keepdims=True) + 1e-30  # tokens count the same, whatever their size
+    made, wanted = made / size, routed / size
+    power = float((made * made).sum())
+    scale = float((made * wanted).sum()) / power if power else 0.0
+    if scale <= 0:
+        return None
+    scale = 1.0 if abs(scale - 1) < 1e-3 else scale
+    error = float(np.abs(wanted - scale * made).max(initial=0.0))
+    return Routing(Dense("", 0), tuple(range(given.shape[1])), scale, error)
+
+
 def _order(solved: Array, given: Array) -> Array | None:
     """For each expert the body whose column is nearest, if that is one to one."""
     distance = (solved * solved).sum(axis=0)[:, None] - 2 * solved.T @ given
@@ -128,26 +142,26 @@ def describe(logits: Array, weights: Array) -> str:
     softmax = exponential / exponential.sum(axis=1, keepdims=True)
     sigmoid = 1 / (1 + np.exp(-np.clip(logits, -80, 80)))
     kinds = {
-        "softmax, renormalised": _renormalised(softmax * hit),
+        "softmax, renormalised": renormalised(softmax * hit),
         "softmax": softmax * hit,
-        "sigmoid, renormalised": _renormalised(sigmoid * hit),
+        "sigmoid, renormalised": renormalised(sigmoid * hit),
         "sigmoid": sigmoid * hit,
     }
     for kind, expected in kinds.items():
         power = float((expected * expected).sum())
         scale = float((expected * weights).sum()) / power if power else 0.0
         if np.abs(expected * scale - weights).max(initial=0.0) < 1e-3 * (np.abs(weights).max(initial=0.0) + 1e-30):
-            plain = _takes_largest(logits, hit)
+            plain = takes_largest(logits, hit)
             suffix = "" if abs(scale - 1) < 1e-3 else f", scaled by {scale:.4g}"
             return kind + suffix + ("" if plain else ", selection corrected")
     return "other"
 
 
-def _renormalised(weights: Array) -> Array:
+def renormalised(weights: Array) -> Array:
     return np.asarray(weights / (weights.sum(axis=1, keepdims=True) + 1e-30))
 
 
-def _takes_largest(logits: Array, hit: Array) -> bool:
+def takes_largest(logits: Array, hit: Array) -> bool:
     lowest = np.where(hit, logits, np.inf).min(axis=1)
     highest = np.where(hit, -np.inf, logits).max(axis=1)
     return bool((lowest >= highest).all())

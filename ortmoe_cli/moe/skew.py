@@ -9,6 +9,7 @@ from ortmoe_cli.graph.cut import CutError
 from ortmoe_cli.graph.index import Index
 from ortmoe_cli.moe.bench import Bench
 from ortmoe_cli.moe.block import Block
+from ortmoe_cli.moe.thresholds import places
 
 Array = NDArray[Any]
 
@@ -17,36 +18,18 @@ _LEAST = 64
 _MOST = 8192
 _OPERATIONS = 8e9
 """Multiplications that a long probe may cost."""
-_COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Min", "Max", "Clip")
 
 
 def longest(index: Index, bench: Bench, block: Block) -> int:
-    """Tokens of the skewed probe: well past any number that the routing is compared with, as far as time allows."""
-    limits = [0]
-    for i in block.region.nodes:
-        if index.op(i) in _COMPARISONS and any(name in block.cone.routed for name in index.outputs(i)):
-            for name in index.inputs(i):
-                limits += _whole_number(bench, index, name)
+    """Tokens of the skewed probe: well past any number that positions or counts are compared with, as far as time
+    allows."""
+    experts = block.experts
+    usual = {len(experts.members), block.source.chosen, block.width, experts.inner, 2 * experts.inner}
+    limits = [0, *places(index, bench.cutter, block.cone, block.region.nodes, usual, _MOST // 2)]
     wanted = max(_USUAL, 2 * max(limits))
-    experts = len(block.experts.members)
-    per_token = 3 * block.width * block.experts.inner * max(block.source.chosen, experts if _every(block) else 1)
+    per_token = 3 * block.width * experts.inner * len(experts.members)  # some forms compute every expert
     affordable = max(_LEAST, int(_OPERATIONS / per_token))
     return max(min(wanted, affordable), min(2 * max(limits), _MOST))
-
-
-def _every(block: Block) -> bool:
-    """Whether experts work on every token: then the cost grows with their number."""
-    return True
-
-
-def _whole_number(bench: Bench, index: Index, name: str) -> list[int]:
-    if not name or not index.is_constant(name):
-        return []
-    value = bench.cutter.constant(name)
-    if value.size != 1 or not np.isfinite(float(value.reshape(-1)[0])):
-        return []
-    number = float(value.reshape(-1)[0])
-    return [int(number)] if 2 <= number <= _MOST / 2 and number == int(number) else []
 
 
 def unequal_routing(index: Index, bench: Bench, block: Block, logits: Array, few: int) -> float | None:

@@ -10,18 +10,19 @@ from numpy.typing import NDArray
 from ortmoe_cli.moe.assemble import Assembly
 from ortmoe_cli.moe.block import Addition, Block
 from ortmoe_cli.moe.coefficients import RESIDUAL, Solution, solve
+from ortmoe_cli.moe.direct import recognise
 from ortmoe_cli.moe.experts import Experts
 from ortmoe_cli.moe.refuse import Refused
 from ortmoe_cli.moe.region import cut
-from ortmoe_cli.moe.routing import Dense, Routing, describe, match, sources
+from ortmoe_cli.moe.routing import Dense, Routing, describe, explain, match, sources
 from ortmoe_cli.moe.samples import Run, Samples
 from ortmoe_cli.moe.sampling import Hits, Sampler, wanted_outputs
 from ortmoe_cli.moe.scene import Scene
+from ortmoe_cli.moe.sought import MATCH, clean, sought, varies
+from ortmoe_cli.moe.supposed import seen_by
 
 Array = NDArray[Any]
 
-_MATCH = 1e-3
-"""Weights that differ by less than this share of the largest are the same; verification is stricter."""
 _SPARE = 4
 """So many more equations than unknowns are wanted."""
 _USUAL_CHOSEN = 8
@@ -48,6 +49,9 @@ class Trial:
     def block(self) -> Block:
         """The block, if the exit is one. Raises Refused."""
         added = self._added()
+        found = self._supposed(added)
+        if found is not None:
+            return found
         solution, added = self._solve(added)
         if solution.worst > RESIDUAL:
             scaled = self._input_scaled(self._added())
@@ -64,12 +68,13 @@ class Trial:
             raise Refused("MOE101", f"{len(keep)} of {routed} experts are in the file")
         if len(keep) > routed:
             raise Refused("MOE108", f"{len(keep)} bodies of experts for a router of {routed}")
-        if weights.min(initial=0.0) < -_MATCH * np.abs(weights).max(initial=0.0):
+        if weights.min(initial=0.0) < -MATCH * np.abs(weights).max(initial=0.0):
             raise Refused("MOE106", f"routing weights go down to {weights.min():.2g}")
-        routing = self._routing(weights, solution.unique)
+        rest = None if solution.unique or not self.assembly.stacked else self._without(additions)
+        routing = self._routing(weights, solution.unique, rest)
         members = [self.assembly.experts.members[b] for b in keep]
         experts = replace(self.assembly.experts, members=tuple(members[b] for b in routing.order))
-        return self._finished(experts, routing, additions, _clean(weights[:, list(routing.order)]))
+        return self._finished(experts, routing, additions, clean(weights[:, list(routing.order)]))
 
     def _finished(
         self,
@@ -96,7 +101,33 @@ class Trial:
             describe(self.samples.logits.astype(np.float64), weights),
             self.sampler.row_bytes,
             input_scale,
+            recognise(self.samples.logits.astype(np.float64), self._given(routing) * routing.scale),
         )
+
+    def _supposed(self, added: Sequence[str]) -> Block | None:
+        """The block, where stacked experts are too many to solve for their weights from one token: the routing that the
+        graph holds, put to the test. None if there are few, or if no routing passes."""
+        assembly, routed = self.assembly, self.scene.router.experts
+        members = assembly.experts.members
+        few = len(members) + len(added) + _SPARE <= self.width
+        if few or not assembly.stacked or len(members) != routed or len(added) + 1 + _SPARE > self.width:
+            return None
+        x, y = self._inputs(self.samples), self._outputs(self.samples)
+        outputs = assembly.experts.outputs(self.scene.source, x)
+        extra = [self._value(self.samples, name) for name in added]
+        for routing, given in self._sources(None):
+            if given.min() < 0 or (isinstance(routing.source, Dense) and varies(given)):
+                continue
+            routed_sum = np.einsum("te,teh->th", given, outputs)
+            solution = solve([np.stack([routed_sum, *extra], axis=1)], [y])
+            factors = solution.weights[:, 0]
+            scale = float(np.median(factors))
+            if solution.worst > RESIDUAL or scale <= 0 or np.ptp(factors) > 10 * MATCH * scale:
+                continue
+            additions = self._constant(solution.weights[:, 1:], added)
+            scaled = replace(routing, scale=_plain(scale))
+            return self._finished(assembly.experts, scaled, additions, given * scaled.scale)
+        return None
 
     # --- the sum
 
@@ -130,17 +161,27 @@ class Trial:
     def _solve(self, added: tuple[str, ...]) -> tuple[Solution, tuple[str, ...]]:
         """The weights of the experts alone, or if these leave a remainder, with what may be added."""
         count = len(self.assembly.experts.members)
-        all_samples = [self.samples]
-        for _ in range(-(-(count + len(added) + _SPARE) // self.width) - 1):
+        all_samples, among = [self.samples], self._among(count + len(added))
+        unknown = count if among is None else int(among.sum(axis=1).max(initial=0))
+        for _ in range(-(-(unknown + len(added) + _SPARE) // self.width) - 1):
             all_samples.append(self._again(len(all_samples), added))
         columns = [self.assembly.experts.outputs(self.scene.source, self._inputs(s)) for s in all_samples]
         outputs = [self._outputs(s) for s in all_samples]
-        solution = solve(columns, outputs)
+        solution = solve(columns, outputs, among)
         if solution.worst <= RESIDUAL or not added:
             return solution, ()
         extra = [np.stack([self._value(s, name) for name in added], axis=1) for s in all_samples]
         wider = [np.concatenate([c, e], axis=1) for c, e in zip(columns, extra, strict=True)]
-        return solve(wider, outputs), added
+        if among is not None:
+            among = np.concatenate([among, np.ones((len(among), len(added)), bool)], axis=1)
+        return solve(wider, outputs, among), added
+
+    def _among(self, unknown: int) -> Array | None:
+        """Which bodies a token's output may come from (T,n), where it has too few numbers to tell all apart."""
+        if self.assembly.stacked or unknown + _SPARE <= self.width:
+            return None
+        members = self.assembly.experts.members
+        return seen_by(self.samples, self.scene.products, members, self._inputs(self.samples))
 
     def _again(self, seed: int, added: Sequence[str]) -> Samples:
         """More equations: other hidden states with the same logits."""
@@ -161,7 +202,7 @@ class Trial:
             for b in range(count):
                 column = weights[:, b]
                 tensor = min(self.assembly.own[b] & set(self.edges), default="")
-                if tensor and np.ptp(column) < _MATCH * largest and abs(column.mean()) > _MATCH * largest:
+                if tensor and np.ptp(column) < MATCH * largest and abs(column.mean()) > MATCH * largest:
                     keep.remove(b)
                     found.append(Addition(tensor, _plain(float(column.mean()))))
         return (*found, *self._constant(weights[:, count:], added)), keep
@@ -172,10 +213,10 @@ class Trial:
         found = []
         size = np.abs(self._outputs(self.samples)).max(axis=1)
         for name, column in zip(added, weights.T, strict=False):
-            seen = column[np.abs(self._value(self.samples, name)).max(axis=1) > _MATCH * size]
-            if np.abs(seen).max(initial=0.0) < _MATCH:
+            seen = column[np.abs(self._value(self.samples, name)).max(axis=1) > MATCH * size]
+            if np.abs(seen).max(initial=0.0) < MATCH:
                 continue
-            if np.ptp(seen) > 10 * _MATCH * np.abs(seen).max():
+            if np.ptp(seen) > 10 * MATCH * np.abs(seen).max():
                 raise Refused("MOE109", f"'{name}' is added with a factor that depends on the token")
             found.append(Addition(name, _plain(float(np.median(seen)))))
         return tuple(found)
@@ -185,31 +226,29 @@ class Trial:
     def _sources(self, weights: Array | None) -> Iterable[tuple[Routing, Array]]:
         """Every source of routing in the graph, with its weights (T,E)."""
         routed = self.scene.router.experts
-        least = 1 if weights is None else max(1, int((_clean(weights) != 0).sum(axis=1).max(initial=1)))
+        least = 1 if weights is None else max(1, int((clean(weights) != 0).sum(axis=1).max(initial=1)))
         counts = range(least, min(routed, max(least, _USUAL_CHOSEN)) + 1)
         for source, given in sources(self.samples, self.names, routed, counts):
             yield Routing(source, tuple(range(routed)), 1.0, 0.0), given
 
-    def _routing(self, weights: Array, unique: bool) -> Routing:
-        """The tensors of the graph that hold these weights (T,E). Raises Refused."""
-        best: Routing | None = None
-        varying = False
-        for routing, given in self._sources(weights):
-            found = match(weights, given, self.assembly.stacked)
-            if found is None or (unique and found.error > _MATCH):
-                continue
-            if isinstance(routing.source, Dense) and _varies(given):
-                varying = True
-                continue
-            if best is None or (found.error < 0.5 * best.error and best.error > _MATCH / 100):
-                best = replace(found, source=routing.source)
-        counts = (_clean(weights) != 0).sum(axis=1)
-        if best is None and varying:
-            raise Refused("MOE116", f"tokens use {counts.min()} to {counts.max()} experts")
-        if best is None:
-            nearest = f"{counts.min(initial=0)} to {counts.max(initial=0)} experts per token"
-            raise Refused("MOE110", "no tensor of the graph holds the weights of the experts", nearest)
-        return best
+    def _routing(self, weights: Array, unique: bool, routed: Array | None) -> Routing:
+        """The tensors of the graph that hold these weights (T,E). Raises Refused.
+
+        Experts that are alike, or that always give zero, leave many weights possible: then the tensors are wanted that
+        make `routed` (T,H), the output without additions.
+        """
+        if routed is None:
+            stacked = self.assembly.stacked
+            return sought(self._sources(weights), lambda given: match(weights, given, stacked), weights, unique)
+        each = self.assembly.experts.outputs(self.scene.source, self._inputs(self.samples))
+        return sought(self._sources(None), lambda given: explain(routed, given, each), weights, True)
+
+    def _without(self, additions: Sequence[Addition]) -> Array:
+        """The output (T,H) without what is added to the routed experts."""
+        y = self._outputs(self.samples).astype(np.float64)
+        for addition in additions:
+            y = y - addition.factor * self._value(self.samples, addition.tensor)
+        return y
 
     def _given(self, routing: Routing) -> Array:
         return next(given for found, given in self._sources(None) if found.source == routing.source)
@@ -225,7 +264,7 @@ class Trial:
             scaled = self.assembly.experts.scaled_outputs(self.scene.source, x, given).sum(axis=1)
             columns = np.stack([scaled, *extra], axis=1)
             solution = solve([columns], [y])
-            if solution.worst > RESIDUAL or np.abs(solution.weights[:, 0] - 1).max(initial=0.0) > _MATCH:
+            if solution.worst > RESIDUAL or np.abs(solution.weights[:, 0] - 1).max(initial=0.0) > MATCH:
                 continue
             if routing.source.chosen > 1:
                 raise Refused("MOE104", f"routing scales the input of {routing.source.chosen} experts per token")
@@ -245,16 +284,5 @@ class Trial:
         raise Refused("MOE107", f"the exit has the shape {list(shape)}, which nothing at hand has")
 
 
-def _varies(given: Array) -> bool:
-    """Whether tokens use different numbers of experts: weights (T,E)."""
-    counts = (given != 0).sum(axis=1)
-    return bool(counts.min() != counts.max() and counts.max() < given.shape[1])
-
-
-def _clean(weights: Array) -> Array:
-    """Weights without the noise of the solution."""
-    return np.where(np.abs(weights) < _MATCH * np.abs(weights).max(initial=0.0), 0.0, weights)
-
-
 def _plain(factor: float) -> float:
-    return 1.0 if abs(factor - 1) < _MATCH else factor
+    return 1.0 if abs(factor - 1) < MATCH else factor

@@ -6,13 +6,15 @@ from functools import cached_property
 
 from ortmoe_cli.graph.index import Index
 from ortmoe_cli.policy import facts
-from ortmoe_cli.runtime.capture import Capture, capture
 from ortmoe_cli.policy.derive import symbols
 from ortmoe_cli.policy.findings import Check, Finding, named, passed_or
 from ortmoe_cli.policy.model import Count, Policy
 from ortmoe_cli.report.model import Report
 from ortmoe_cli.report.words import counted, size
+from ortmoe_cli.runtime.capture import Capture, capture
 from ortmoe_cli.runtime.settings import CUDA, nearest
+
+_ROTARY_FUSION = "GroupQueryAttentionFusion"
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +68,7 @@ def tf32(subject: Subject) -> Iterator[Finding]:
     if options.get("use_tf32") == "0" and floats:
         yield Finding(
             "POL102",
-            f"TF32 is off, and {counted(len(floats), 'matrix').replace('matrixs', 'matrices')} of the model hold float32",
+            f"TF32 is off, and weights of the model ({len(floats)} of them) are float32",
             "set use_tf32 = true, or store the weights in float16",
         )
 
@@ -191,7 +193,9 @@ def _missing(subject: Subject, kind: str, label: str, wanted: Count, held: int) 
         text = f"{held} of {expected} blocks are {label} nodes"
         yield Finding("POL112", f"{text}; left: {named(names)}" if names else text, action, names)
     elif not held and (expected or wanted == "all"):
-        text = f"no {label} node, {expected} expected" if expected else f"no {label} node, and no block that could be one"
+        text = (
+            f"no {label} node, {expected} expected" if expected else f"no {label} node, and no block that could be one"
+        )
         yield Finding("POL111", f"{text}: {named(names)}" if names else text, action, names)
 
 
@@ -225,6 +229,30 @@ def assumptions(subject: Subject) -> Iterator[Finding]:
             )
 
 
+def rotary(subject: Subject) -> Iterator[Finding]:
+    index, policy = subject.index, subject.policy
+    off = str(policy.session_config.get("optimization.disable_specified_optimizers", ""))
+    if not policy.cuda or _ROTARY_FUSION in off.split(";"):
+        return
+    found = [i for i in index.nodes_of(facts.FUSED["gqa"]) if _breaks(index, i)]
+    if found:
+        nodes = subject.called(found)
+        yield Finding(
+            "POL116",
+            f"{counted(len(nodes), 'GroupQueryAttention node')} behind a RotaryEmbedding: {named(nodes)}",
+            f'set session_config."optimization.disable_specified_optimizers" = "{_ROTARY_FUSION}"',
+            nodes,
+        )
+
+
+def _breaks(index: Index, i: int) -> bool:
+    """Whether the runtime's fusion of a rotation with this node ends badly on CUDA."""
+    inputs = (*index.inputs(i), *[""] * 11)
+    makers = [index.producer(name) for name in inputs[:2] if name]
+    rotated = any(m is not None and index.op(m) == "com.microsoft.RotaryEmbedding" for m in makers)
+    return rotated and not index.attribute(i, "do_rotary", 0) and (bool(inputs[10]) or not inputs[3])
+
+
 Question = Callable[[Subject], Iterator[Finding]]
 
 STATIC: tuple[tuple[str, str, Question, bool], ...] = (
@@ -236,6 +264,7 @@ STATIC: tuple[tuple[str, str, Question, bool], ...] = (
     ("assumptions", "fused under no other assumptions than granted", assumptions, False),
     ("dimensions", "every dynamic dimension is covered", uncovered, False),
     ("names", "every dimension of the policy exists", unknown, False),
+    ("rotary", "no optimiser of the runtime breaks the attention", rotary, False),
     ("cuda-graphs", "CUDA graphs are on", graphs, False),
     ("capture-shapes", "shapes are fixed for recording", dynamic, True),
     ("capture-control-flow", "no control flow", control_flow, True),

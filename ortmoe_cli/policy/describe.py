@@ -15,7 +15,12 @@ def rows(policy: Policy) -> Iterator[tuple[str, str, str, str]]:
     """(setting, value, what it does, what it needs) for everything that the policy sets."""
     level = f"{policy.optimization_level} ({LEVELS[policy.optimization_level]})"
     yield "optimization_level", level, "which rewrites of the graph the runtime may do", ""
-    yield "providers", ", ".join(policy.providers), "asserted after the session is made: it never falls back silently", ""
+    yield (
+        "providers",
+        ", ".join(policy.providers),
+        "asserted after the session is made: it never falls back silently",
+        "",
+    )
     for provider in policy.providers:
         yield from _settings(provider, policy.options_of(provider), PROVIDER_OPTIONS.get(provider, {}))
     yield from _settings("session", policy.session_config, SESSION_KEYS)

@@ -106,9 +106,7 @@ class Policy:
     def overrides(self, bucket: Bucket) -> dict[str, int]:
         """The sizes of the symbolic dimensions that a bucket fixes."""
         sizes = bucket.sizes()
-        found = {
-            name: role if isinstance(role, int) else sizes.get(role) for name, role in self.dimensions.items()
-        }
+        found = {name: role if isinstance(role, int) else sizes.get(role) for name, role in self.dimensions.items()}
         return {name: size for name, size in found.items() if size is not None}
 
     @property

@@ -77,7 +77,7 @@ def from_mapping(data: Mapping[str, Any], source: str | Path = "policy") -> Poli
 
 
 def check(policy: Policy) -> None:
-    """Raise PolicyError if a policy that was made in code holds a setting that the runtime lacks, or contradicts itself."""
+    """Raise PolicyError if a policy that was made in code asks for what the runtime lacks, or contradicts itself."""
     problems = (*_settings(policy.provider_options, policy.session_config, policy.run_config), *contradictions(policy))
     if problems:
         raise PolicyError(policy.name, problems)

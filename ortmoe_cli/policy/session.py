@@ -78,7 +78,7 @@ class ModelSession:
         device = "cuda" if self.providers[0] == CUDA else "cpu"
         binding = session.io_binding()
         inputs = {
-            name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value), device, 0)
+            name: ort.OrtValue.ortvalue_from_numpy(np.array(value, order="C"), device, 0)  # on the CPU it is no copy
             for name, value in feeds.items()
         }
         for name, value in inputs.items():

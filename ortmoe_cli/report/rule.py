@@ -63,4 +63,4 @@ def _title(rule: Rule) -> Text:
 
 
 def _style(rule: Rule) -> str:
-    return "yellow" if rule.refusal else "green"
+    return "green" if rule.code.removeprefix(rule.family).startswith("0") else "yellow"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from itertools import takewhile
 
-from ortmoe_cli.rules import gqa, model, moe, moe_refused
+from ortmoe_cli.rules import gqa, model, moe, moe_existing, moe_quantised, moe_refused, policy
 from ortmoe_cli.rules.rule import Rule
 
 __all__ = ["FAMILIES", "Rule", "all", "get", "nearest"]
@@ -13,6 +13,7 @@ FAMILIES: Mapping[str, str] = {
     "MOE": "Mixture-of-Experts blocks",
     "GQA": "Grouped-query attention",
     "EXT": "Files and inputs",
+    "POL": "Throughput policies",
 }
 """What the letters of a code stand for, in the order in which they are listed."""
 
@@ -26,7 +27,16 @@ def _register(*families: tuple[Rule, ...]) -> dict[str, Rule]:
     return registry
 
 
-_RULES = _register(moe.RULES, moe_refused.RULES, gqa.RULES, model.RULES)
+_RULES = _register(
+    moe.RULES,
+    moe_quantised.FUSED,
+    moe_refused.RULES,
+    moe_quantised.REFUSED,
+    moe_existing.RULES,
+    gqa.RULES,
+    model.RULES,
+    policy.RULES,
+)
 
 
 def all() -> tuple[Rule, ...]:

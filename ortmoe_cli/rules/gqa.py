@@ -56,7 +56,7 @@ RULES = (
         why="""
             `GroupQueryAttention` takes several new tokens *and* a past for one sequence only. With a batch of more
             than one, this combination (chunked prefill, speculative decoding of a batch) ends in an error of the
-            runtime.
+            runtime. It takes neither an empty batch (the kernel ends the process) nor a call without new tokens.
         """,
         example="contract: several new tokens after a cache are accepted for one sequence at a time …",
         action="""
@@ -116,7 +116,7 @@ RULES = (
         what="""
             What is blocked in the scores is neither a causal mask, with or without a window, nor something that can
             be computed before the node: it depends on the data, lets some tokens see their future, or leaves a
-            token no key.
+            token no key. Or it could not be shown that it hides the future at every length.
         """,
         why="""
             The fused node is causal and takes one bias, computed beforehand, of shape `[batch or 1, heads or 1,
@@ -124,8 +124,9 @@ RULES = (
         """,
         example="GQA  layer 0  refused GQA105  in a prompt, 12 of 24 queries see keys of their future",
         action="""
-            The message says in which of the probed situations (prompt, decode step, padding) it failed. A prefix
-            that sees itself in both directions has to stay as it is.
+            The message says in which of the probed situations (prompt, decode step, padding) it failed, or which
+            number in the mask may let it act otherwise on inputs that are too long to try. A prefix that sees itself
+            in both directions has to stay as it is.
         """,
         safety="Left as it was: a dropped mask is the classic silent error of attention fusion.",
     ),
@@ -156,8 +157,14 @@ RULES = (
     Rule(
         code="GQA108",
         title="unknown operation between scores and softmax",
-        what="Something other than a scale, a softcap, a mask or sinks changes the scores before the softmax.",
-        why="The fused node offers these four. Leaving any other out would change results.",
+        what="""
+            Something other than a constant scale, a softcap, a mask or sinks changes the scores before the softmax, or
+            something changes the weights after it.
+        """,
+        why="""
+            The fused node offers these four. Leaving any other out would change results, perhaps for long inputs
+            only: a factor that grows with the position, or an input that switches something.
+        """,
         example="scores of several heads are mixed before the softmax",
         action="The nearest miss in the report names the operation. An issue with the export is welcome.",
         safety="Left as it was.",
@@ -167,7 +174,7 @@ RULES = (
         title="rewrite differs from the original on a probe",
         what="""
             Attention was identified and rewritten, but original and rewrite gave different results on one of the
-            probes. Or the model came with a `GroupQueryAttention` node that cannot be right.
+            probes.
         """,
         why="""
             The last line of defence, and it held: some property shows only with padding, with a long past or for
@@ -175,8 +182,7 @@ RULES = (
         """,
         example="GQA  layer 4  refused GQA109  in a left-padded decode the fused operator differs by 3.0e-01",
         action="""
-            Please file an issue: the message names the situation and the size of the difference. For a node that
-            the model came with, export again without that tool's fusion.
+            Please file an issue: the message names the situation and the size of the difference.
         """,
         safety="Left as it was; the rewrite was thrown away.",
     ),
@@ -221,12 +227,24 @@ RULES = (
         code="GQA113",
         title="values scaled, one-sided or static cache",
         what="""
-            The cache is not a plain pair of past and new: only keys or only values have one, values are scaled on
-            the way, or the cache is a buffer of fixed length that is written in place.
+            The cache is not a plain pair of past and new: only keys or only values have one, keys or values are scaled
+            or cut on the way, or the cache is a buffer of fixed length that is written in place.
         """,
         why="The fused node appends to keys and values alike and returns both caches as it read them.",
         example="ScatterND(cache, position, k)   instead of   Concat(past, k)",
         action="Export with a dynamic cache (`past` and `present` tensors that grow by the new tokens).",
         safety="Left as it was.",
+    ),
+    Rule(
+        code="GQA114",
+        title="invalid GroupQueryAttention node",
+        what="The model came with a `GroupQueryAttention` node that contradicts the operator's schema.",
+        why="""
+            The runtime refuses such a node, or computes garbage: with a window of 0, with heads that do not divide into
+            groups, or without the lengths of the sequences.
+        """,
+        example="GQA  layer 0  refused GQA114  a GroupQueryAttention node with a window of 0 …",
+        action="Export again without the tool that wrote the node, and fuse the plain attention.",
+        safety="Left as it was; it was not made by `fuse`.",
     ),
 )

@@ -188,14 +188,17 @@ RULES = (
     ),
     Rule(
         code="MOE112",
-        title="quantised experts or element type not supported yet",
+        title="experts quantised in a way or stored in a type that is not supported",
         what="""
-            The experts are stored quantised (`MatMulNBits`, QDQ, integer weights) or in a type that the method
-            cannot handle yet.
+            The experts multiply rounded activations (`MatMulInteger` and its like), or their weights have an element
+            type that the method cannot handle.
         """,
-        why="The fused form is `com.microsoft.QMoE`, whose layout, scales and kernels differ from the float operator.",
-        example="MoE  layer 0  refused MOE112  experts are quantised (MatMulNBits)",
-        action="Fuse the float export first and quantise afterwards.",
+        why="""
+            `com.microsoft.QMoE` rounds weights only. A product of rounded activations computes something else, which
+            no fused node reproduces.
+        """,
+        example="MoE  layer 0  refused MOE112  experts are quantised (MatMulInteger)",
+        action="Fuse the float export, with `--experts int4` or `int8` if it is to be smaller.",
         safety="Left as it was. The experts are never dequantised behind your back.",
     ),
     Rule(

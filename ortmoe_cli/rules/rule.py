@@ -33,5 +33,6 @@ class Rule:
 
     @property
     def refusal(self) -> bool:
-        """Codes from 100 up say that something was left alone; below, that it was recognised."""
-        return int(self.code.removeprefix(self.family)) >= 100
+        """Codes 1xx say that something was left alone, 0xx that it was recognised, 2xx what is wrong with a node that
+        was there."""
+        return self.code.removeprefix(self.family).startswith("1")

@@ -52,7 +52,10 @@ def session(data: bytes, provider: str = CPU, **settings: Any) -> Any:
 
 
 def run(
-    node: NodeProto, inputs: Mapping[str, Array], weights: Mapping[str, Array], dtype: Any = np.float32,
+    node: NodeProto,
+    inputs: Mapping[str, Array],
+    weights: Mapping[str, Array],
+    dtype: Any = np.float32,
     provider: str = CPU,
 ) -> list[Array]:
     """The results of one node, all of one type."""
@@ -89,7 +92,9 @@ def mixture(x: Array, chosen: Array, weights: Array, fc1: Array, fc2: Array, gat
     return out
 
 
-def moe_node(inputs: Sequence[str] = ("x", "router", "fc1", "", "fc2"), op: str = "MoE", **attributes: Any) -> NodeProto:
+def moe_node(
+    inputs: Sequence[str] = ("x", "router", "fc1", "", "fc2"), op: str = "MoE", **attributes: Any
+) -> NodeProto:
     made: NodeProto = helper.make_node(op, list(inputs), ["y"], domain="com.microsoft", **{"k": K, **attributes})
     return made
 

@@ -4,9 +4,10 @@ import subprocess
 import sys
 
 import numpy as np
+from onnx import TensorProto, helper
 
 from ortmoe_cli.runtime.facts import Fact, refused
-from ortmoe_cli.runtime.nodes import Array, far, gqa, noise, softmax
+from ortmoe_cli.runtime.nodes import Array, far, gqa, model, noise, session, softmax
 
 _N, _KV, _D = 4, 2, 16
 _CLOSE = 1e-4
@@ -28,6 +29,7 @@ def inputs(batch: int, new: int, past: int = 0, size: int = _D) -> dict[str, Arr
 
 def reference(values: dict[str, Array], window: int = 0) -> Array:
     """Causal attention in doubles, [B, S, N·D]."""
+
     def heads(x: Array, count: int) -> Array:
         return np.asarray(x.reshape(*x.shape[:2], count, -1).transpose(0, 2, 1, 3), np.float64)
 
@@ -95,6 +97,24 @@ def _positions() -> tuple[bool, str]:
     return error < _CLOSE, f"keys of a second row at positions 7… differ by {error:.0e} from those at 0…"
 
 
+def _total_of_shape() -> tuple[bool, str]:
+    """The length as a cast of a shape that is fixed: shape inference hands the operator 64-bit data."""
+    values = inputs(1, 1, 5)
+    del values["total_sequence_length"]
+    outputs = ["y", "present_key", "present_value"]
+    nodes = [
+        helper.make_node("Shape", ["past_key"], ["length"], start=2, end=3),
+        helper.make_node("Cast", ["length"], ["total"], to=TensorProto.INT32),
+        helper.make_node(
+            "GroupQueryAttention", ["query", "key", "value", "past_key", "past_value", "seqlens_k", "total"], outputs,
+            domain="com.microsoft", num_heads=_N, kv_num_heads=_KV,
+        ),
+    ]  # fmt: skip
+    return refused(
+        lambda: session(model(nodes, values, dict.fromkeys(outputs, np.float32), {})), "ParseData type mismatch"
+    )
+
+
 def _empty_batch() -> tuple[bool, str]:
     code = (
         "import numpy as np; from ortmoe_cli.runtime.probe_gqa import inputs; from ortmoe_cli.runtime.nodes import gqa;"
@@ -114,5 +134,6 @@ FACTS = (
     Fact("gqa-chunk-1", "and right for one", _single_chunk),
     Fact("gqa-head-size", "head sizes that are no multiple of 8 are refused", _head_size),
     Fact("gqa-positions", "on a first prompt, only position_ids[0, 0] counts", _positions),
+    Fact("gqa-total-of-shape", "a total length that is a cast of a fixed shape is refused", _total_of_shape),
     Fact("gqa-empty-batch", "a batch of 0 kills the process", _empty_batch),
 )

@@ -1,5 +1,7 @@
 """Facts about MoE and QMoE on the CPU."""
 
+from typing import Any
+
 import numpy as np
 from onnx import helper
 
@@ -25,7 +27,7 @@ from ortmoe_cli.runtime.nodes import (
 _CLOSE = 1e-4
 X, ROUTER = noise(T, H), noise(T, E, seed=1)
 FC1, FC2 = noise(E, I, H, seed=2, scale=0.3), noise(E, H, I, seed=3, scale=0.3)
-SWIGLU = {"activation_type": "swiglu", "swiglu_fusion": 1, "normalize_routing_weights": 1}
+SWIGLU: dict[str, Any] = {"activation_type": "swiglu", "swiglu_fusion": 1, "normalize_routing_weights": 1}
 
 
 def swiglu_weights() -> tuple[np.ndarray, np.ndarray]:
@@ -39,7 +41,7 @@ def routing(normalised: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 def relu(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x, 0)
+    return np.asarray(np.maximum(x, 0))
 
 
 def gated(x: np.ndarray) -> np.ndarray:
@@ -66,7 +68,9 @@ def _normalised_in_place() -> tuple[bool, str]:
 
 def _raw_in_place() -> tuple[bool, str]:
     error = _in_place(0)
-    return error > _CLOSE, f"error {error:.0e}: " + ("wrong" if error > _CLOSE else "right here, mended in this release")
+    return error > _CLOSE, f"error {error:.0e}: " + (
+        "wrong" if error > _CLOSE else "right here, mended in this release"
+    )
 
 
 def _ties() -> tuple[bool, str]:
@@ -119,8 +123,13 @@ def _bfloat16() -> tuple[bool, str]:
     import ml_dtypes  # noqa: PLC0415
 
     narrow = [value.astype(ml_dtypes.bfloat16) for value in (X, ROUTER, FC1, FC2)]
-    inputs, weights = dict(zip(("x", "router"), narrow[:2], strict=True)), dict(zip(("fc1", "fc2"), narrow[2:], strict=True))
-    data = model([moe_node(activation_type="relu", normalize_routing_weights=1)], inputs, {"y": ml_dtypes.bfloat16}, weights)
+    inputs, weights = (
+        dict(zip(("x", "router"), narrow[:2], strict=True)),
+        dict(zip(("fc1", "fc2"), narrow[2:], strict=True)),
+    )
+    data = model(
+        [moe_node(activation_type="relu", normalize_routing_weights=1)], inputs, {"y": ml_dtypes.bfloat16}, weights
+    )
     return refused(lambda: session(data), "NOT_IMPLEMENTED", "implementation")
 
 
@@ -171,7 +180,11 @@ def _qmoe_normalises() -> tuple[bool, str]:
 
 FACTS = (
     Fact("moe-normalised", "MoE with normalize_routing_weights=1 is right between other nodes", _normalised_in_place),
-    Fact("moe-in-place", "MoE with normalize_routing_weights=0 is wrong between other nodes (up to 1.31.1)", _raw_in_place),
+    Fact(
+        "moe-in-place",
+        "MoE with normalize_routing_weights=0 is wrong between other nodes (up to 1.31.1)",
+        _raw_in_place,
+    ),
     Fact("moe-ties", "of equal scores, MoE takes the expert with the highest number", _ties),
     Fact("moe-legacy-layout", "expert weights [E, in, out] are accepted and give garbage", _legacy_layout),
     Fact("moe-swiglu", "swiglu_fusion=1 is silu(gate)·up over interleaved rows", _swiglu),

@@ -95,12 +95,17 @@ def _kernels() -> tuple[bool, str]:
     return done.returncode < 0, f"the process ended with {done.returncode}"
 
 
-def optimised(data: bytes) -> set[str]:
-    """The operators that the runtime runs in place of a model, at its highest level."""
+def optimised_graph(data: bytes, provider: str = CPU) -> onnx.GraphProto:
+    """The graph that the runtime runs in place of a model, at its highest level."""
     with tempfile.TemporaryDirectory(prefix="ortmoe-") as folder:
         path = Path(folder) / "optimised.onnx"
-        session(data, optimized_model_filepath=os.fspath(path))
-        return {node.op_type for node in onnx.load(path).graph.node}
+        session(data, provider, optimized_model_filepath=os.fspath(path))
+        return onnx.load(path).graph
+
+
+def optimised(data: bytes) -> set[str]:
+    """The operators of that graph, on the CPU."""
+    return {node.op_type for node in optimised_graph(data).node}
 
 
 def _norm(reciprocal: bool) -> bytes:
@@ -165,7 +170,9 @@ FACTS = (
     Fact("override-fixes", "an overridden dimension has that size only", _fixes),
     Fact("override-unknown", "an override of a dimension that does not exist is ignored silently", _unknown_dimension),
     Fact("config-unknown", "unknown session keys, gpu_graph_capture too, are ignored silently", _unknown_key),
-    Fact("silent-fallback", "a CUDA provider that does not load becomes a CPU session without an error", _silent_fallback),
+    Fact(
+        "silent-fallback", "a CUDA provider that does not load becomes a CPU session without an error", _silent_fallback
+    ),
     Fact("schemas", "the schemas of the fused operators can be read", _schemas),
     Fact("kernel-registry", "reading the kernel registry kills the process where CUDA is missing", _kernels),
     Fact("norm-div", "RMS normalisation in its Div form is fused", _div_norm),

@@ -64,7 +64,7 @@ CUDA_OPTIONS = _table(
     Setting(
         "sdpa_kernel",
         INT,
-        "which attention kernels may run: 1 flash, 2 memory-efficient, 8 cuDNN, 16 math; a sum of these, 0 for the default",
+        "attention kernels that may run, as a sum of 1 flash, 2 memory-efficient, 8 cuDNN, 16 math; 0 is the default",
     ),
     Setting("prefer_nhwc", BOOL, "channels last for convolutions"),
     Setting("use_ep_level_unified_stream", BOOL, "one stream for the whole session", "needed by some captures"),
@@ -103,7 +103,9 @@ SESSION_KEYS = _table(
         "shape arithmetic runs on the CPU by design, so this needs fixed shapes",
     ),
     Setting("session.record_ep_graph_assignment_info", BOOL, "remember which provider each node went to"),
-    Setting("session.intra_op.allow_spinning", BOOL, "threads spin while they wait; 0 saves CPU time on shared machines"),
+    Setting(
+        "session.intra_op.allow_spinning", BOOL, "threads spin while they wait; 0 saves CPU time on shared machines"
+    ),
     Setting("session.inter_op.allow_spinning", BOOL, "the same between nodes"),
     Setting("session.intra_op_thread_affinities", TEXT, "which cores the threads run on"),
     Setting("session.force_spinning_stop", BOOL, "stop spinning when a run ends"),
@@ -115,7 +117,9 @@ SESSION_KEYS = _table(
     Setting("session.strict_shape_type_inference", BOOL, "fail where shapes contradict each other"),
     Setting("optimization.enable_gelu_approximation", BOOL, "replace Gelu by its tanh form; changes results"),
     Setting("optimization.enable_cast_chain_elimination", BOOL, "drop casts there and back; changes results"),
-    Setting("optimization.disable_specified_optimizers", TEXT, "names of graph optimisers to leave out, with ';' between"),
+    Setting(
+        "optimization.disable_specified_optimizers", TEXT, "names of graph optimisers to leave out, with ';' between"
+    ),
     Setting("optimization.constant_folding_max_output_size_in_bytes", INT, "do not fold constants beyond this size"),
     Setting("mlas.use_lut_gemm", BOOL, "table look-ups for 2-bit products"),
     Setting("ep.cuda.fpa_intb_gemm", INT, "fused dequantisation and product for int4 and int8 weights; bits of kinds"),
@@ -148,12 +152,12 @@ LEVELS: Mapping[str, str] = {
 FOLKLORE: Mapping[str, str] = {
     "cuda_graph_enable_partial": "the runtime has no partial CUDA graphs and refuses this provider option; give each "
     "bucket a graph_id, and -1 to those that run without a graph",
-    "cuda_graph_partial": "the runtime has no partial CUDA graphs; give each bucket a graph_id, and -1 to those that run "
-    "without a graph",
+    "cuda_graph_partial": "the runtime has no partial CUDA graphs; give each bucket a graph_id, and -1 to those that "
+    "run without a graph",
     "max_batch_size": "there is no such provider option and the runtime refuses it; the largest batch is that of the "
     "largest bucket",
-    "gpu_graph_capture": "accepted as a session key and ignored; graphs are switched on by cuda_graph.enabled and chosen "
-    "by the run key gpu_graph_id",
+    "gpu_graph_capture": "accepted as a session key and ignored; graphs are switched on by cuda_graph.enabled and "
+    "chosen by the run key gpu_graph_id",
     "cuda_mem_limit": "was renamed gpu_mem_limit and is refused now",
     "enable_cuda_graphs": "the provider option is called enable_cuda_graph",
     "moe_fusion": "no optimiser of the runtime makes MoE nodes; 'ortmoe fuse' does, before the session is created",
@@ -175,9 +179,11 @@ def explain(name: str, known: Mapping[str, Setting] | Mapping[str, object]) -> s
 
 def nearest(name: str, known: Mapping[str, object] | tuple[str, ...]) -> str | None:
     """The known name that was probably meant."""
-    tails = {key.rsplit(".", 1)[-1]: key for key in known}
-    found = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    typed = name.lower()
+    whole = {key.lower(): key for key in known}
+    found = get_close_matches(typed, list(whole), n=1, cutoff=0.6)
     if found:
-        return found[0]
-    close = get_close_matches(name.rsplit(".", 1)[-1], list(tails), n=1, cutoff=0.7)
-    return tails[close[0]] if close else None
+        return whole[found[0]]
+    tails = {key.rpartition(".")[2]: key for key in whole}
+    close = get_close_matches(typed.rpartition(".")[2], list(tails), n=1, cutoff=0.7)
+    return whole[tails[close[0]]] if close else None

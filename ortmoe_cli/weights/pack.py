@@ -44,6 +44,8 @@ class Piece:
     tensor: a constant tensor of the model; expert: the leading index into it, None if it is this expert's own.
     transpose: swap the axes of a matrix (`[in, out]` to `[out, in]`); nothing to do for a vector.
     source: the rows to take, after that; target: the rows of the expert's slot that they fill.
+    columns: the columns to take of these rows, where one matrix holds several experts side by side.
+    shape: the matrix that a flat entry is, row by row, before it is transposed.
     """
 
     tensor: str
@@ -51,6 +53,8 @@ class Piece:
     transpose: bool = False
     source: Rows = ALL
     target: Rows = ALL
+    columns: Rows = ALL
+    shape: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -82,9 +86,27 @@ class PackedWeight:
         return np.dtype(helper.tensor_dtype_to_np_dtype(self.elem_type))
 
 
+@dataclass(frozen=True)
+class ComputedWeight(PackedWeight):
+    """A packed weight whose bytes are computed from its pieces, one expert at a time, and not just moved.
+
+    The pieces say which rows of which constants an expert is made of; what becomes of them is the subclass's affair.
+    """
+
+    def __post_init__(self) -> None:
+        if len(self.pieces) != self.shape[0]:
+            raise PlanError(f"'{self.name}' has {self.shape[0]} experts, but pieces for {len(self.pieces)}")
+
+    def slot(self, expert: int, source: Source) -> Array:
+        """The values of one expert, of the shape `shape[1:]` and the type `dtype`."""
+        raise NotImplementedError
+
+
 def materialise(packed: PackedWeight, source: Source, experts: Sequence[int] | None = None) -> Array:
     """The packed values of some experts (all by default), `(len(experts), rows[, cols])`, in the weight's own type."""
     chosen = range(packed.shape[0]) if experts is None else experts
+    if isinstance(packed, ComputedWeight):
+        return np.stack([packed.slot(expert, source) for expert in chosen])
     result = np.empty((len(chosen), *packed.shape[1:]), _bits(packed.dtype))
     arrays: Mapping[str, Array] = {}
     for slot, expert in zip(result, chosen, strict=True):
@@ -100,6 +122,10 @@ def chunks(packed: PackedWeight, source: Source) -> Iterator[memoryview]:
     A chunk is good until the next one is asked for: the buffer is used again, and the old view is released so that
     looking at it later fails instead of showing the wrong expert.
     """
+    if isinstance(packed, ComputedWeight):
+        for expert in range(packed.shape[0]):
+            yield np.ascontiguousarray(packed.slot(expert, source)).reshape(-1).view(np.uint8).data
+        return
     buffer: Array | None = None
     arrays: Mapping[str, Array] = {}
     for expert in range(packed.shape[0]):
@@ -170,9 +196,15 @@ def _rows(packed: PackedWeight, expert: int, piece: Piece, array: Array) -> Arra
         if not array.ndim or not 0 <= piece.expert < array.shape[0]:
             raise PlanError(f"{where} has no entry {piece.expert}")
         array = array[piece.expert]
+    if piece.shape is not None:
+        if array.size != piece.shape[0] * piece.shape[1]:
+            raise PlanError(f"{where} holds {array.size} elements for an expert, not {list(piece.shape)}")
+        array = array.reshape(piece.shape)
     if array.ndim != len(packed.shape) - 1:
         raise PlanError(f"{where} has {array.ndim} axes for an expert, {len(packed.shape) - 1} are needed")
     rows = (array.T if piece.transpose else array)[slice(*piece.source)]
+    if piece.columns != ALL:
+        rows = rows[..., slice(*piece.columns)]
     places = len(range(*slice(*piece.target).indices(packed.shape[1])))
     if rows.shape != (places, *packed.shape[2:]):
         raise PlanError(f"{where} gives {list(rows.shape)}, the place for it is {[places, *packed.shape[2:]]}")

@@ -24,14 +24,21 @@ SPILL = 256 << 20
 """A view that must be copied (a reshape across a transpose) goes to a temporary file from this many bytes on."""
 
 
-def lookup(index: Index, cutter: Cutter, name: str) -> Array:
+_DEQUANTISE = ("DequantizeLinear", "com.microsoft.DequantizeLinear")
+
+Root = Callable[[str], "Array | None"]
+"""Gives the value of a tensor that is not to be looked behind, None for all others."""
+
+
+def lookup(index: Index, cutter: Cutter, name: str, root: Root | None = None) -> Array:
     """The value of a constant tensor, read-only: a view of the memory map where possible, else evaluated.
 
-    Raises CutError: 'free' for a tensor that callers can change (a weight that is also an input is a mere default).
+    Views may also start from tensors that `root` knows. Raises CutError: 'free' for a tensor that callers can change (a
+    weight that is also an input is a mere default).
     """
     if not index.is_constant(name):
         raise CutError("free", f"'{name}' is not constant")
-    value = _view(index, cutter, name)
+    value = view(index, cutter, name, root)
     if value is None:
         value = cutter.constant(name)
     value = np.asarray(value).view()
@@ -39,17 +46,30 @@ def lookup(index: Index, cutter: Cutter, name: str) -> Array:
     return value
 
 
-def _view(index: Index, cutter: Cutter, name: str) -> Array | None:
-    """The tensor as a view of an initializer; None if that is not what it is."""
+def view(index: Index, cutter: Cutter, name: str, root: Root | None = None) -> Array | None:
+    """The tensor as a view of an initializer, or of what `root` knows; None if that is not what it is.
+
+    What `root` knows may be seen through a dequantisation: its values are the dequantised ones already.
+    """
     steps: list[_Step] = []
     tensor = name
-    while not index.is_initializer(tensor):
+    dequantised = False
+    value: Array | None = None
+    while (value := root(tensor) if root else None) is None and not index.is_initializer(tensor):
         i = index.producer(tensor)
-        if i is None or index.op(i) not in _VIEWS or not index.inputs(i):
+        if i is None or not index.inputs(i):
             return None
-        steps.append(_Step(index, cutter, i, tensor))
+        if root is not None and index.op(i) in _DEQUANTISE:
+            dequantised = True
+        elif index.op(i) not in _VIEWS:
+            return None
+        else:
+            steps.append(_Step(index, cutter, i, tensor))
         tensor = index.inputs(i)[0]
-    value: Array | None = index.model.array(tensor)
+    if value is None:
+        if dequantised:
+            return None
+        value = index.model.array(tensor)
     try:
         for step in reversed(steps):
             value = _VIEWS[index.op(step.node)](step, value)

@@ -1,6 +1,7 @@
 """Small decoders written node by node, the way exporters write attention."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
@@ -32,18 +33,33 @@ class Decoder:
     half: bool = False
     opset: int = 18
     seed: int = 0
+    hooks: Mapping[str, Callable[["Writer", str], str]] = field(default_factory=dict)
+    """Changes to the tensor at a point: query, keys, values, old, cache, product, allowed, scores, weights, context."""
+    flag: bool = False
+    """An input of unknown meaning, 'mode'."""
+    overridable: bool = False
+    """The scale is an input too, with a default."""
 
     def build(self) -> onnx.ModelProto:
-        return _Writer(self).model()
+        return Writer(self).model()
 
 
-class _Writer:
+class Writer:
+    """Writes one decoder. `queries` [.., S, 1] and `keys` [T] are the positions, `total` their number."""
+
+    queries = keys = total = ""
+
     def __init__(self, options: Decoder) -> None:
         self.o = options
         self.nodes: list[onnx.NodeProto] = []
         self.weights: list[onnx.TensorProto] = []
         self.rng = np.random.default_rng(options.seed)
         self.real = np.float16 if options.half else np.float32
+
+    def at(self, point: str, tensor: str) -> str:
+        """The tensor at a point, changed if there is a hook."""
+        change = self.o.hooks.get(point)
+        return change(self, tensor) if change else tensor
 
     def op(self, op_type: str, *inputs: str, outputs: int = 1, name: str = "", **attributes: object) -> str:
         made = [name or f"{op_type}_{len(self.nodes)}"] + [
@@ -80,7 +96,10 @@ class _Writer:
             total = self.op("Add", self.dim("past.key", 2 if o.cache_layout == "bnsd" else 1), new)
             if o.cache_layout == "bsnd":
                 k, v = (self.op("Transpose", x, perm=[0, 2, 1, 3]) for x in (k, v))
-        context = self.attend(q, k, v, self.bias(hidden, new, total), batch, new, total)
+        self.total = total
+        bias = self.bias(hidden, new, total)
+        q, k, v = (self.at(point, x) for point, x in (("query", q), ("keys", k), ("values", v)))
+        context = self.attend(q, k, v, bias, batch, new, total)
         merged = self.op(
             "Reshape", self.op("Transpose", context, perm=[0, 2, 1, 3]), self.const([0, 0, o.heads * value_size])
         )
@@ -96,7 +115,10 @@ class _Writer:
 
     def cached(self, x: str, kind: str) -> str:
         axis = -2 if self.o.cache_layout == "bnsd" else 1
-        return self.op("Concat", f"past.{kind}", x, axis=axis, name=f"present.{kind}")
+        old = self.at("old", f"past.{kind}")
+        if "cache" in self.o.hooks:
+            return self.at("cache", f"{kind} {old} {x}")
+        return self.op("Concat", old, x, axis=axis, name=f"present.{kind}")
 
     def repeated(self, x: str, batch: str, total: str, size: int) -> str:
         o = self.o
@@ -132,7 +154,7 @@ class _Writer:
             )
         rank = 3 if o.repeat == "stacked" else 4
         scores = self.op("MatMul", q, self.op("Transpose", k, perm=[*range(rank - 2), rank - 1, rank - 2]))
-        scores = self.op("Mul", scores, self.const(o.scale, self.real))
+        scores = self.op("Mul", self.at("product", scores), self.const(o.scale, self.real))
         if o.softcap:
             cap = self.const(o.softcap, self.real)
             scores = self.op("Mul", self.op("Tanh", self.op("Div", scores, cap)), cap)
@@ -146,11 +168,13 @@ class _Writer:
                 scores = self.op("Where", bias, scores, self.const(-np.inf, self.real))
             else:
                 scores = self.op("Add", scores, bias)
+        scores = self.at("scores", scores)
         weights = self.op("Softmax", self.with_sinks(scores, batch, new) if o.sinks else scores, axis=-1)
         if o.sinks:
             weights = self.op("Slice", weights, self.const([0]), self.const([-1]), self.const([3]))
         if o.mask == "where":
             weights = self.op("Where", self.op("IsNaN", weights), self.const(0, self.real), weights)
+        weights = self.at("weights", weights)
         if o.repeat == "fold":
             weights = self.op(
                 "Reshape", weights, self.op("Concat", batch, self.const([o.kv_heads]), self.const([-1]), total, axis=0)
@@ -161,7 +185,7 @@ class _Writer:
         if o.repeat in ("fold", "stacked"):
             shape = self.op("Concat", batch, self.const([o.heads]), new, self.const([value_size]), axis=0)
             context = self.op("Reshape", context, shape)
-        return context
+        return self.at("context", context)
 
     def slopes(self, total: str) -> str:
         """ALiBi: every head prefers near keys, each by its own slope."""
@@ -184,7 +208,8 @@ class _Writer:
         queries = self.op("Unsqueeze", self.op("Range", start, end, self.const(1)), self.const([1]))
         if o.mask == "positions":
             queries = self.op("Unsqueeze", "position_ids", self.const([1, 3]))
-        allowed = self.op("LessOrEqual", keys, queries)
+        self.queries, self.keys = queries, keys
+        allowed = self.at("allowed", self.op("LessOrEqual", keys, queries))
         if o.mask == "prefix":
             allowed = self.op("Or", allowed, self.op("Less", keys, self.const(3)))
         if o.window:
@@ -214,6 +239,10 @@ class _Writer:
         inputs = [("input_ids", ints, ["b", "s"])]
         read = {name for node in self.nodes for name in node.input}
         inputs += [(n, ints, ["b", d]) for n, d in (("attention_mask", "t"), ("position_ids", "s")) if n in read]
+        inputs += [("mode", ints, [])] if o.flag else []
+        if o.overridable:
+            scales = [w for w in self.weights if not w.dims and numpy_helper.to_array(w) == self.real(o.scale)]
+            inputs += [(w.name, w.data_type, []) for w in scales]
         outputs = ["logits"]
         if o.cache:
             order = (lambda n, d: ["b", n, "p", d]) if o.cache_layout == "bnsd" else (lambda n, d: ["b", "p", n, d])

@@ -52,9 +52,18 @@ SITUATIONS = {
     "left-padded decode": (2, 1, 7, "left"),
     "chunk": (1, 4, 7, None),
 }
+LONG = SITUATIONS | {
+    "long prompt": (1, 70, 0, None),
+    "very long prompt": (1, 300, 0, None),
+    "left-padded long prompt": (2, 50, 0, "left"),
+    "long decode": (2, 1, 90, None),
+    "long chunk": (1, 20, 60, None),
+}
 
 
-def largest_difference(result: Result) -> dict[str, float]:
+def largest_difference(
+    result: Result, situations: dict[str, tuple[int, int, int, str | None]] = SITUATIONS
+) -> dict[str, float]:
     """Original against fused in ONNX Runtime, over real tokens and whole caches, by situation."""
     sessions = [
         ort.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -62,7 +71,7 @@ def largest_difference(result: Result) -> dict[str, float]:
     ]
     inputs = {i.name: i for i in sessions[0].get_inputs()}
     rng, differences = np.random.default_rng(1), {}
-    for title, (batch, new, past, side) in SITUATIONS.items():
+    for title, (batch, new, past, side) in situations.items():
         if (past and "past.key" not in inputs) or (side and "attention_mask" not in inputs):
             continue
         mask = np.ones((batch, past + new), np.int64)
@@ -71,6 +80,7 @@ def largest_difference(result: Result) -> dict[str, float]:
         feeds = {
             "input_ids": rng.integers(0, 30, (batch, new)),
             "attention_mask": mask,
+            "mode": np.array(1),
             "position_ids": np.tile(np.arange(past, past + new), (batch, 1)),
         }
         for name in ("past.key", "past.value"):
@@ -84,6 +94,6 @@ def largest_difference(result: Result) -> dict[str, float]:
         pairs = [(want["logits"][rows], got["logits"][rows])] + [(want[n], got[n]) for n in names[1:]]
         for a, b in pairs:
             assert a.shape == b.shape
-            error = np.abs(a.astype(np.float64) - b).max() / np.abs(a).max()
+            error = np.abs(a.astype(np.float64) - b).max() / (np.abs(a).max() + 1e-9)
             differences[title] = max(differences.get(title, 0.0), float(error))
     return differences

@@ -43,14 +43,26 @@ def test_with_a_cache_it_is_narrowed_and_says_so(tmp_path: Path) -> None:
     outcome = fused(Decoder(), tmp_path)
     assert (outcome.code, outcome.guarantee) == ("GQA003", "narrowed")
     assert "one sequence at a time" in outcome.contract[0]
+    assert "no sequences" in outcome.contract[1]
     assert (outcome.facts["heads"], outcome.facts["kv_heads"], outcome.facts["head_size"]) == (4, 2, 8)
     assert outcome.facts["scale"] == pytest.approx(0.3, rel=1e-5)
     regimes = {check.regime for check in outcome.checks}
     assert {"prompt", "decode", "chunk", "left-padded decode", "right-padded prompt"} <= regimes
 
 
-def test_without_a_cache_it_is_exact(tmp_path: Path) -> None:
+def test_without_a_cache_only_empty_inputs_are_lost(tmp_path: Path) -> None:
     outcome = fused(Decoder(cache=False), tmp_path)
+    assert (outcome.code, outcome.guarantee) == ("GQA003", "narrowed")
+    assert ["no sequences" in line or "without new tokens" in line for line in outcome.contract] == [True, True]
+
+
+def test_with_fixed_sizes_it_is_exact(tmp_path: Path) -> None:
+    proto = Decoder(cache=False).build()
+    for value in proto.graph.input:
+        for dim, size in zip(value.type.tensor_type.shape.dim, (2, 9), strict=True):
+            dim.dim_value = size
+    (outcome,) = fuse(proto, tmp_path).outcomes
+    assert isinstance(outcome, Fusion)
     assert (outcome.code, outcome.guarantee, outcome.contract) == ("GQA001", "exact", ())
 
 

@@ -51,6 +51,7 @@ def test_keys_and_their_order_are_fixed() -> None:
         "opset",
         "seconds",
         "versions",
+        "launches",
         "blocks",
     ]
     assert list(document(report(versions={"b": "2", "a": "1"}))["versions"]) == ["a", "b"]

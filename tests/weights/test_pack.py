@@ -105,6 +105,33 @@ def test_transposing_in_tiles(elem_type, rows, cols, step):
     assert joined(packed, lambda _: weight) == expected.tobytes()
 
 
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 7), st.booleans(), st.booleans(), st.sampled_from([1, 2]))
+def test_experts_side_by_side_in_one_matrix(experts, rows, cols, transpose, in_turn, step):
+    """Columns of a shared matrix, next to each other or in turn, in every other row of the slot."""
+    weight = noise(experts, (rows, experts * cols), TensorProto.FLOAT16)
+    pieces, expected = [], np.zeros((experts, rows * step, cols), np.float16)
+    for e in range(experts):
+        columns = (e, experts * cols, experts) if in_turn else (e * cols, (e + 1) * cols, 1)
+        targets = [(k, None, step) for k in range(step)]
+        pieces.append(tuple(Piece("w", None, transpose, pack.ALL, target, columns) for target in targets))
+        expected[e] = np.repeat(weight[:, slice(*columns)], step, 0)
+    packed = PackedWeight("packed", TensorProto.FLOAT16, expected.shape, tuple(pieces))
+    stored = np.ascontiguousarray(weight.T) if transpose else weight
+    assert joined(packed, lambda _: stored) == expected.tobytes()
+    assert materialise(packed, lambda _: stored, [experts - 1]).tobytes() == expected[-1:].tobytes()
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 7), st.booleans())
+def test_flat_entries_are_matrices(experts, rows, cols, transpose):
+    """The rows of a table, as an embedding holds them."""
+    expected = noise(experts, (experts, rows, cols), TensorProto.FLOAT)
+    stored = np.ascontiguousarray(expected.swapaxes(1, 2) if transpose else expected).reshape(experts, -1)
+    shape = (cols, rows) if transpose else (rows, cols)
+    pieces = tuple((Piece("w", e, transpose, shape=shape),) for e in range(experts))
+    packed = PackedWeight("packed", TensorProto.FLOAT, expected.shape, pieces)
+    assert joined(packed, lambda _: stored) == expected.tobytes()
+
+
 def matrix(**changes):
     plan = PackedWeight("packed", TensorProto.FLOAT, (2, 3, 4), ((Piece("w", 0),), (Piece("w", 1),)))
     return replace(plan, **changes)
@@ -137,6 +164,8 @@ def test_plans_that_cannot_be_right(changes, message):
         (np.zeros((2, 3, 4), np.float32), Piece("w"), "has 3 axes for an expert, 2 are needed"),
         (np.zeros((), np.float32), Piece("w", 0), "has no entry 0"),
         (np.zeros((1, 4), np.float32), Piece("w"), r"gives \[1, 4\]"),
+        (np.zeros((2, 12), np.float32), Piece("w", 0, shape=(3, 5)), r"holds 12 elements for an expert, not \[3, 5\]"),
+        (np.zeros((3, 8), np.float32), Piece("w", columns=(0, 3, 1)), r"gives \[3, 3\]"),
     ],
 )
 def test_tensors_that_do_not_fit(array, piece, message):
