@@ -93,8 +93,8 @@ class Options:
 
     `rounding`: how float experts are to be quantised, if at all; `max_error`: the largest relative error of a block
     that is let through then. `router`: what the node is fed with, the raw logits where it can do the router's work, or
-    the weights that the router gives. `repair`: which fused nodes of the model may be rewritten: those in float32, which
-    are meant for the CPU too, or all, or none.
+    the weights that the router gives. `repair`: which fused nodes of the model may be rewritten: those in float32
+    (which are meant for the CPU too), or all, or none.
     """
 
     only: frozenset[str] = frozenset({"moe", "gqa"})

@@ -70,7 +70,7 @@ class _Emitter:
             self._past(heads.key_cache),
             self._past(heads.value_cache),
             builder.cast(self._last_places(), TensorProto.INT32),
-            builder.cast(self._unit("T"), TensorProto.INT32),
+            self._total(),
             "", "", "",
             self._bias(),
             self._sinks(),
@@ -209,6 +209,15 @@ class _Emitter:
         return self._builder.constant(sinks.astype(helper.tensor_dtype_to_np_dtype(self._type)))
 
     # --- sizes
+
+    def _total(self) -> str:
+        """T as int32 [1].
+
+        With fixed dimensions T is known when the runtime loads the model, and the type check of GroupQueryAttention
+        then sees through the cast to an int64 and refuses the model. It does not see through a Reshape.
+        """
+        total = self._builder.cast(self._unit("T"), TensorProto.INT32)
+        return self._builder.one("Reshape", total, self._builder.constant(np.array([1], np.int64)))
 
     def _last_places(self) -> str:
         """T-1 for every sequence, [B]."""

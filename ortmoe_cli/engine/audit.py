@@ -50,8 +50,8 @@ def _notes(found: Inspection) -> tuple[str, ...]:
     notes = []
     if overridable := len(found.index.overridable):
         notes.append(
-            f"{overridable} weights are listed as inputs too, so a caller may feed others: nothing that depends on them "
-            "can be fused; export without initializers as inputs, or remove them from the inputs"
+            f"{overridable} weights are listed as inputs too, so a caller may feed others: nothing that depends on "
+            "them can be fused; export without initializers as inputs, or remove them from the inputs"
         )
     if found.options.verify == "none" and found.fusions:
         notes.append("nothing was verified (--verify none): the guarantees are what the graph looks like, not proven")

@@ -5,6 +5,7 @@ shadow, so it needs no provider that has the model's types, and sees differences
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -73,17 +74,16 @@ def compare_models(
             _compare(title, expected, _run_fused(fused, index, title, values), feeds)
         except ParityError:
             if padding and _padding_matters(index, original, found, values, expected, feeds):
-                notes.append(
-                    f"{title} not compared: in the original, too, results depend on what stands at padding"
-                )
+                notes.append(f"{title} not compared: in the original, too, results depend on what stands at padding")
                 continue
-            moves = own_movement(index, original, values, exits, lambda again: _largest(expected, again, feeds))  # noqa: B023
+            movement = partial(_largest, expected, feeds=feeds)
+            moves = own_movement(index, original, values, exits, movement)
             error = _largest(expected, _run_fused(fused, index, title, values), feeds)
             if not error <= moves:
                 raise
             notes.append(
-                f"{title}: outputs differ by {error:.1e}; the model rounds activations, and by itself moves as far when "
-                "a number within changes by a millionth"
+                f"{title}: outputs differ by {error:.1e}; the model rounds activations, and by itself moves as far "
+                "when a number within changes by a millionth"
             )
         compared.append(title)
         if final is not None:

@@ -42,7 +42,7 @@ def _exits(found: Inspection) -> list[str]:
 
 def rounding_notes(found: Inspection) -> list[str]:
     """What quantising the experts saved and cost, in one line."""
-    rounded = [fusion.facts | {"at": _where(fusion)} for fusion in found.fusions if fusion.code == "MOE005"]
+    rounded = [{**fusion.facts, "at": _where(fusion)} for fusion in found.fusions if fusion.code == "MOE005"]
     if not rounded:
         return []
     before, after = (sum(int(facts[f"bytes {when}"]) for facts in rounded) for when in ("before", "after"))

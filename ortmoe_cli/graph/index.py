@@ -18,8 +18,9 @@ from onnx import NodeProto
 from ortmoe_cli.graph.model import Model
 from ortmoe_cli.graph.order import CycleError, captures, topological
 from ortmoe_cli.graph.types import Like, elem_type_rule
-from ortmoe_cli.graph.values import attribute_value
-from ortmoe_cli.graph.values import constant_value as constant_value
+from ortmoe_cli.graph.values import attribute_value, constant_value
+
+__all__ = ["Index", "InputInfo", "constant_value"]
 
 _RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 _SUBGRAPH_OPS = {"If", "Loop", "Scan", "SequenceMap"}
@@ -177,7 +178,7 @@ class Index:
         return _ranges(self._readers, self._reader_ends, tensors)
 
     def unused_prefix(self, wanted: str) -> str:
-        """`wanted`, or that with a number, so that no tensor or node is called 'prefix/…': a model may be fused twice."""
+        """`wanted`, or that with a number, so that nothing is called 'prefix/…' yet: a model may be fused twice."""
         prefix, count = wanted, 1
         while prefix in self._prefixes:
             count += 1

@@ -103,9 +103,7 @@ def _called(call: NodeProto, function: FunctionProto) -> list[NodeProto]:
     return [_renamed(node, names, given, prefix) for node in function.node]
 
 
-def _renamed(
-    node: NodeProto, names: Mapping[str, str], given: Mapping[str, AttributeProto], prefix: str
-) -> NodeProto:
+def _renamed(node: NodeProto, names: Mapping[str, str], given: Mapping[str, AttributeProto], prefix: str) -> NodeProto:
     copy = NodeProto()
     copy.CopyFrom(node)
     copy.name = f"{prefix}/{node.name or node.output[0]}"
@@ -128,9 +126,7 @@ def _renamed(
     return copy
 
 
-def _rename_body(
-    graph: GraphProto, names: Mapping[str, str], given: Mapping[str, AttributeProto], prefix: str
-) -> None:
+def _rename_body(graph: GraphProto, names: Mapping[str, str], given: Mapping[str, AttributeProto], prefix: str) -> None:
     for info in (*graph.input, *graph.output):
         info.name = names.get(info.name, f"{prefix}/{info.name}")
     for tensor in graph.initializer:

@@ -138,9 +138,7 @@ def open_model(path: Path) -> Model:
     return Model(path, proto, weights, tensors)
 
 
-def _weight(
-    path: Path, tensor: TensorProto, raw: tuple[int, int] | None, seen: dict[str, tuple[Path, int]]
-) -> Weight:
+def _weight(path: Path, tensor: TensorProto, raw: tuple[int, int] | None, seen: dict[str, tuple[Path, int]]) -> Weight:
     shape = tuple(tensor.dims)
     where = f"{path}: weight '{tensor.name}'"
     if tensor.data_type == TensorProto.STRING:
@@ -160,7 +158,7 @@ def _weight(
     return Weight(tensor.name, tensor.data_type, shape, span, external)
 
 
-_TYPED_DATA = {
+_TYPED_DATA: dict[int, tuple[str, int]] = {
     TensorProto.FLOAT: ("float_data", 1),
     TensorProto.DOUBLE: ("double_data", 1),
     TensorProto.INT64: ("int64_data", 1),

@@ -1,8 +1,8 @@
 """Pieces of a graph that are equal but for their weights: the layers of a model.
 
-What one piece was found to compute, another of equal structure computes with its own weights. Equal structure means: the
-same operators with the same attributes, wired alike, and constants alike. Small constants and all whole numbers have to
-be equal by value, for they say what is computed; only large floating-point and quantised weights may differ.
+What one piece was found to compute, another of equal structure computes with its own weights. Equal structure means:
+the same operators with the same attributes, wired alike, and constants alike. Small constants and all whole numbers
+have to be equal by value, for they say what is computed; only large floating-point and quantised weights may differ.
 """
 
 import math

@@ -64,9 +64,7 @@ def _inside(context: Context, model: Model, find: Find, where: str, found: Colle
 
 def _selects(nodes: Collection[NodeProto]) -> bool:
     """Whether something is chosen here, at any depth."""
-    return any(
-        node.op_type in SELECTIONS or any(_selects(graph.node) for graph in subgraphs(node)) for node in nodes
-    )
+    return any(node.op_type in SELECTIONS or any(_selects(graph.node) for graph in subgraphs(node)) for node in nodes)
 
 
 def holds_products(index: Index, cone: Cone, i: int) -> bool:

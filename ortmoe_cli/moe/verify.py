@@ -37,6 +37,7 @@ _SHARPEST, _MOST_SIZES = 1e6, 8
 _WEIGHT_BYTES = 512 << 20
 """Packed weights in float32 take no more memory than this: with larger experts, probes hit fewer of them at a time."""
 _UNWANTED = 12.0
+_MOST_GATHERED = 8
 _FEW = 2
 """The same for a sample."""
 
@@ -187,6 +188,8 @@ class Verifier:
                 setting = self.bench.setting(batch, new, self.block.region.outside)
             except Unknown:
                 continue
+            if setting.tokens * self.sampler.row_bytes > _MOST_GATHERED * self.bench.cutter.byte_budget:
+                continue  # a form that copies weights for every token
             logits = self._rng.standard_normal((setting.tokens, self.bench.router.experts)) * 1.5
             hidden = hidden_states(self._rng, setting.tokens, self.block.width, (1.0,))
             self._compare(setting, Probe(hidden, self._few(logits), (regime,) * setting.tokens))

@@ -116,9 +116,9 @@ def test_product_key_memory(find: Find) -> None:
     ]
     (s1, i1), (s2, i2) = picked
     shape = g.op("Concat", g.op("Shape", "x", start=0, end=2), g.ints(-1), axis=0)
-    scores = g.op("Reshape", g.op("Add", g.op("Unsqueeze", s1, g.ints(-1)), g.op("Unsqueeze", s2, g.ints(-2))), shape)
+    sums = g.op("Reshape", g.op("Add", g.op("Unsqueeze", s1, g.ints(-1)), g.op("Unsqueeze", s2, g.ints(-2))), shape)
     pairs = g.op("Add", g.op("Mul", g.op("Unsqueeze", i1, g.ints(-1)), g.ints(16)), g.op("Unsqueeze", i2, g.ints(-2)))
-    top, best = g.op("TopK", scores, g.ints(4), outputs=2, axis=-1)
+    top, best = g.op("TopK", sums, g.ints(4), outputs=2, axis=-1)
     slots = g.op("GatherElements", g.op("Reshape", pairs, shape), best, axis=-1)
     values = g.op("Gather", g.constant(g.weight(256, H)), slots, axis=0)
     weighted = g.op("Mul", values, g.op("Unsqueeze", g.op("Softmax", top, axis=-1), g.ints(-1)))

@@ -64,7 +64,9 @@ def test_a_matrix_is_read_as_defined(
         arrays["z"] = z.astype(np.int16).astype(kind)
     model = opened(tmp_path, **arrays)
     stored = Stored("q", "s", "z" if zeros else "", bits, signed, shape, granularity, 2 ** (bits - 1) if signed else 0)
-    matrix = Matrix(stored, Lines(rows, range(1, shape[rows], 2)), Lines(columns, range(shape[columns])), {fixed_axis: 2})
+    matrix = Matrix(
+        stored, Lines(rows, range(1, shape[rows], 2)), Lines(columns, range(shape[columns])), {fixed_axis: 2}
+    )
     want = np.zeros(matrix.shape)
     for i, j in itertools.product(*map(range, matrix.shape)):
         place = [0, 0, 0]

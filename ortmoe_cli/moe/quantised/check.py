@@ -46,30 +46,35 @@ class NodeCheck:
         self._index, self._bench, self._block, self._sampler = index, bench, block, sampler
         self._source = source
 
-    def difference(self, exact: Rewrite, rounding: Rewrite) -> float:
-        """‖rounding − exact‖ / ‖exact‖ over tokens for every expert. Raises Refused where the node does not run."""
+    def differences(self, rounding: Rewrite, *exact: Rewrite) -> list[float]:
+        """‖rounding − exact‖ / ‖exact‖ over tokens for every expert, for each of `exact`. Raises Refused where the node
+        does not run."""
         budget = self._bench.cutter.byte_budget
-        values, codes = PackedValues(exact.weights, self._source, budget), _Codes(rounding, self._source, budget)
+        values = [PackedValues(rewrite.weights, self._source, budget) for rewrite in exact]
+        codes = _Codes(rounding, self._source, budget)
         session: ort.InferenceSession | None = None
-        off = size = 0.0
-        for fed in self._feeds({*exact.island.inputs, *rounding.island.inputs}):
+        off, size = np.zeros(len(exact)), np.zeros(len(exact))
+        for fed in self._feeds({name for rewrite in (rounding, *exact) for name in rewrite.island.inputs}):
             hit = self._hit(fed)
             cutter, exit_ = self._bench.cutter, self._block.exit
             try:
-                want = cutter.run_island(exact.island, _only(fed, exact.island), values.of(hit))[exit_]
                 if codes.built_in:
                     session = session or _session(rounding.island, codes.all(), fed, self._index.opset)
                     feeds = {name: widen(fed[name]) for name in rounding.island.inputs}
                     got = session.run([exit_], feeds)[0]
                 else:
                     got = cutter.run_island(rounding.island, _only(fed, rounding.island), codes.of(hit))[exit_]
+                wanted = [
+                    cutter.run_island(rewrite.island, _only(fed, rewrite.island), known.of(hit))[exit_]
+                    for rewrite, known in zip(exact, values, strict=True)
+                ]
             except CutError as error:
                 raise Refused("MOE114", f"the quantised node does not run ({error.detail})") from error
-            off += float(((got.astype(np.float64) - want) ** 2).sum())
-            size += float((want.astype(np.float64) ** 2).sum())
-        if not size:
+            off += [((got.astype(np.float64) - want) ** 2).sum() for want in wanted]
+            size += [(want.astype(np.float64) ** 2).sum() for want in wanted]
+        if not size.all():
             raise Refused("MOE111", "the original ran on none of the probes")
-        return float(np.sqrt(off / size))
+        return [float(error) for error in np.sqrt(off / size)]
 
     def _feeds(self, names: set[str]) -> Iterator[dict[str, Array]]:
         """What the islands read, for tokens that go to every expert in turn."""

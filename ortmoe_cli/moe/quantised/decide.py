@@ -34,12 +34,11 @@ def node_checks(
     name = rewrite.island.name
     if rewrite.terms.code != "MOE005" or options.rounding is None:
         again = emit_quantised(index, cutter, bare(block), source, name, options)
-        error = _kernel_error(check, again)
+        (error,) = _differences(check, again)
         return rewrite, (Check("QMoE node with its weights built in", error),)
     again, plain = emit_rounded(index, bare(block), source, name, options.rounding)
     scheme = options.rounding
-    kernel = _kernel_error(check, again)
-    error = check.difference(plain, again)
+    kernel, error = _differences(check, again, plain)
     if options.max_error is not None and error > options.max_error:
         raise Refused(
             "MOE133",
@@ -64,11 +63,11 @@ def _method(scheme: Scheme) -> str:
     return "to the nearest" if scheme.method == "rtn" else "scales searched"
 
 
-def _kernel_error(check: NodeCheck, rewrite: Rewrite) -> float:
-    """The node against the float node of the same weights, decoded."""
+def _differences(check: NodeCheck, rewrite: Rewrite, *others: Rewrite) -> list[float]:
+    """The node against the float node of the same weights, decoded, and against others."""
     assert rewrite.proof is not None
     rounds = rewrite.terms.facts.get("bits") == 8 and bool(rewrite.terms.facts.get("block"))
-    error = check.difference(rewrite.proof, rewrite)
+    error, *more = check.differences(rewrite, rewrite.proof, *others)
     if error > (ROUNDED if rounds else EXACT):
         raise Refused("MOE114", f"the quantised node differs from its own weights ({error:.1e} of the output)")
-    return error
+    return [error, *more]

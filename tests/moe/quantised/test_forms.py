@@ -152,7 +152,11 @@ def test_codes_in_wrong_places_are_noticed(how, bench, monkeypatch: pytest.Monke
     from ortmoe_cli.weights import stored
 
     right = stored.Matrix.packed_codes
-    swapped = lambda self, model: (lambda data: data << 4 | data >> 4)(right(self, model))  # noqa: E731
+
+    def swapped(self, model):
+        data = right(self, model)
+        return data << 4 | data >> 4
+
     monkeypatch.setattr(stored.Matrix, "packed_codes", swapped)
     assert refused(bench(quantised(block(static_loop), how)).find()) == "MOE114"
 
