@@ -15,6 +15,9 @@ from ortmoe_cli.weights.quantise import Scheme
 
 Kind = Literal["moe", "gqa"]
 Guarantee = Literal["exact", "narrowed", "assumed", "repaired"]
+ASSUMED_KEY = "ortmoe.assume"
+"""The entry of a model's metadata that holds what it was fused under, with commas between."""
+
 Fact = str | int | float | bool
 
 
@@ -30,8 +33,9 @@ class Check:
 class Fusion:
     """A block that can be replaced. `island` takes its place, `weights` are what it reads, `contract` what narrows it.
 
-    `region` counts the nodes that the island makes superfluous. `proof`: where the island rounds, the same block with
-    a node that does not, to be compared with the original in its place.
+    `region` counts the nodes that the island makes superfluous. `assumes`: what the user granted, if that is the
+    guarantee. `proof`: where the island rounds, the same block with a node that does not, to be compared with the
+    original in its place.
     """
 
     kind: Kind
@@ -47,6 +51,7 @@ class Fusion:
     facts: Mapping[str, Fact] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
     proof: "Fusion | None" = None
+    assumes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

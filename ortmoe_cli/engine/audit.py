@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from onnx import TensorProto
+
 from ortmoe_cli.engine.inspect import Inspection, inspect, open_index
 from ortmoe_cli.engine.launch import model_launches
 from ortmoe_cli.outcome import Options, Progress, silent
@@ -53,6 +55,11 @@ def _notes(found: Inspection) -> tuple[str, ...]:
             f"{overridable} weights are listed as inputs too, so a caller may feed others: nothing that depends on "
             "them can be fused; export without initializers as inputs, or remove them from the inputs"
         )
+    if "right-padding" in found.options.assume:
+        notes.append("right-padding was not needed: every block of attention is exact for any padding as it is")
+    types = [found.index.elem_type(f.island.outputs[0]) for f in found.fusions if f.kind == "gqa"]
+    if found.options.ep == "cuda" and (count := types.count(TensorProto.FLOAT)):
+        notes.append(f"{count} GroupQueryAttention nodes are float32, for which CUDA has no kernel: export as float16")
     if found.options.verify == "none" and found.fusions:
         notes.append("nothing was verified (--verify none): the guarantees are what the graph looks like, not proven")
     return tuple(notes)

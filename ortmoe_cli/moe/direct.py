@@ -29,7 +29,7 @@ class Form:
     direct: bool
     why: str
     contract: tuple[str, ...] = ()
-    assumed: bool = False
+    assumes: str = ""
 
 
 def recognise(logits: Array, weights: Array) -> RawLogits | None:
@@ -74,4 +74,4 @@ def choose(index: Index, block: Block, options: Options) -> Form:
     contract = [f"{ties}, the original the lowest"]
     if rounds:
         contract.append(f"logits are rounded to {TensorProto.DataType.Name(node).lower()} before experts are chosen")
-    return Form(True, "raw logits, as asked for", tuple(contract), assumed=True)
+    return Form(True, "raw logits, as asked for", tuple(contract), assumes="raw-logits")

@@ -47,7 +47,7 @@ class Terms:
     code: str = ""
     message: str = ""
     contract: tuple[str, ...] = ()
-    assumed: bool = False
+    assumes: str = ""
     facts: Mapping[str, Fact] = field(default_factory=dict)
 
 

@@ -54,19 +54,21 @@ def fusion(
         text += f"; the export only ran when exactly {block.hits} experts were hit"
     if experts.activation.name == "gelu_tanh":
         contract.append("gelu in its tanh form: what the CPU kernel computes, the CUDA kernel may not")
+    assumes = tuple(filter(None, (rewrite.terms.assumes, form.assumes)))
     found = Fusion(
         "moe",
         block_name(index, block.router),
         layer,
         "MOE003" if repaired else rewrite.terms.code or "MOE001",
         text,
-        "assumed" if rewrite.terms.assumed or form.assumed else "repaired" if repaired else "exact",
+        "assumed" if assumes else "repaired" if repaired else "exact",
         rewrite.island,
         rewrite.weights,
         tuple(contract),
         len(block.region.nodes),
         facts,
         tuple(checks),
+        assumes=assumes,
     )
     if rewrite.proof is None:
         return found

@@ -8,6 +8,7 @@ from onnx import GraphProto, NodeProto
 
 from ortmoe_cli.graph.index import Index
 from ortmoe_cli.graph.order import subgraphs
+from ortmoe_cli.outcome import ASSUMED_KEY
 
 FUSED: Mapping[str, str] = {
     "moe": "com.microsoft.MoE",
@@ -15,9 +16,6 @@ FUSED: Mapping[str, str] = {
     "gqa": "com.microsoft.GroupQueryAttention",
 }
 """The fused operators, by the name that a policy gives them."""
-
-ASSUMED_KEY = "ortmoe.assume"
-"""The entry of a model's metadata that holds the promises under which it was fused, with commas between."""
 
 
 def counts(index: Index) -> dict[str, int]:

@@ -68,7 +68,7 @@ def emit_quantised(index: Index, cutter: Cutter, block: Block, source: Source, n
     matrices = places.of(first) + places.of(second)
     bits = _bits(matrices)
     size = _block(matrices, bits)
-    contract, assumed = _rounds(index, matrices, bits, size, options)
+    contract, assumes = _rounds(index, matrices, bits, size, options)
     tensors = []
     for weight, inputs in ((first, block.width), (second, block.experts.inner)):
         grid = Grid(bits, size, inputs)
@@ -81,7 +81,7 @@ def emit_quantised(index: Index, cutter: Cutter, block: Block, source: Source, n
         "MOE004",
         f"int{bits} {f'in blocks of {size}' if size else 'per row'}, as in the model",
         contract,
-        assumed,
+        assumes,
         {"bits": bits, "block": size, "zero points": "zeros" in node.first or "zeros" in node.second},
     )
     return _rewrite(index, block, name, elem_type, made, node, terms)
@@ -147,23 +147,23 @@ def _has_zeros(index: Index, matrix: Matrix) -> bool:
 
 def _rounds(
     index: Index, matrices: Sequence[Matrix], bits: int, block: int, options: Options
-) -> tuple[tuple[str, ...], bool]:
-    """(contract, assumed) for what the CPU kernel rounds by itself. Raises Refused where nobody agreed to that."""
+) -> tuple[tuple[str, ...], str]:
+    """(contract, assumption) for what the CPU kernel rounds by itself. Raises Refused where nobody agreed to that."""
     if bits != 8 or not block:
-        return (), False
+        return (), ""
     if options.ep != "cpu":
-        return (_ON_CPU,), False
+        return (_ON_CPU,), ""
     names = {matrix.stored.codes for matrix in matrices}
     readers = {i for name in names for i in index.consumers(name) if index.op(i) == NBITS}
-    agreed = bool(readers) and all(index.attribute(i, "accuracy_level", 0) == 4 for i in readers)
-    if not agreed and ROUNDED_ACTIVATIONS not in options.assume:
+    alike = bool(readers) and all(index.attribute(i, "accuracy_level", 0) == 4 for i in readers)
+    if ROUNDED_ACTIVATIONS not in options.assume:
         raise Refused(
             "MOE132",
             f"experts of 8 bits in blocks of {block}: the CPU kernel of QMoE rounds activations to 8 bits for these",
             f"--assume {ROUNDED_ACTIVATIONS} accepts that, --ep cuda does not need it",
         )
-    why = "as the original does (accuracy_level 4)" if agreed else "about 1 % of the output"
-    return (f"{_ON_CPU}, {why}; ORT_QMOE_CPU_QNBIT_GEMM=0 avoids it",), True
+    why = "as the original does (accuracy_level 4)" if alike else "about 1 % of the output"
+    return (f"{_ON_CPU}, {why}; ORT_QMOE_CPU_QNBIT_GEMM=0 avoids it",), ROUNDED_ACTIVATIONS
 
 
 # --- float in the model, rounded
@@ -191,7 +191,7 @@ def emit_rounded(index: Index, block: Block, source: Source, name: str, scheme: 
         "MOE005",
         f"{scheme.describe()}, {before / after:.1f} times smaller",
         (),
-        True,
+        "rounded-experts",
         {"bits": scheme.bits, "block": scheme.block, "bytes before": before, "bytes after": after},
     )
     return _rewrite(index, block, name, first.elem_type, made, node, terms), plain

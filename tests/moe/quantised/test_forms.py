@@ -141,10 +141,13 @@ def test_blocks_of_8_bits_need_consent_on_cpu(bench) -> None:
     assert isinstance(b.find(Options(ep="cuda")), Fusion)
 
 
-def test_a_model_that_rounds_itself_agrees_to_rounding(bench) -> None:
-    found = bench(quantised(block(static_loop), MatMulNBits(8, 16, accuracy_level=4))).find()
+def test_a_model_that_rounds_itself_still_needs_consent(bench) -> None:
+    """Its rounding is not the node's: results would move by as much, to somewhere else."""
+    built = bench(quantised(block(static_loop), MatMulNBits(8, 16, accuracy_level=4)))
+    assert built.find().code == "MOE132"
+    found = built.find(Options(assume=frozenset({"rounded-activations"})))
     assert isinstance(found, Fusion)
-    assert found.guarantee == "assumed"
+    assert (found.guarantee, found.assumes) == ("assumed", ("rounded-activations",))
 
 
 @pytest.mark.parametrize("how", [MatMulNBits(4, 16), Dequantize(4, 0, 16)])
