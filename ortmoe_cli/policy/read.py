@@ -27,7 +27,7 @@ VALUE = "POL203"
 CONFLICT = "POL204"
 
 _TABLES: Mapping[str, type] = {"cuda_graph": CudaGraph, "fusions": Fusions, "experts": Experts}
-_ASSUMPTIONS = ("right-padding",)
+_ASSUMPTIONS = ("right-padding", "rounded-activations", "rounded-experts", "raw-logits")
 _CHOICES = {
     "optimization_level": get_args(Level),
     "specialise": ("sessions", "graphs"),

@@ -83,7 +83,7 @@ REFUSED = (
         action="""
             `--assume rounded-activations` accepts it, `--ep cuda` does not need it, and in the environment of the
             server `ORT_QMOE_CPU_QNBIT_GEMM=0` makes the kernel exact. A model whose products have `accuracy_level=4`
-            rounds like that already and is fused without being asked.
+            rounds as well, but elsewhere, so it needs the same consent.
         """,
         safety=_AS_IT_WAS,
     ),
