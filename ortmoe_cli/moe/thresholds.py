@@ -5,6 +5,7 @@ meet in a part of the graph that the rewrite replaces chooses sizes of hidden st
 of tokens.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -150,13 +151,14 @@ def _size(values: Mapping[str, Array], name: str) -> tuple[float, float] | None:
 def places(
     index: Index, cutter: Cutter, cone: Cone, nodes: Iterable[int], usual: Collection[int], most: int
 ) -> list[int]:
-    """Whole numbers that positions or counts of tokens may be compared with. `usual`: widths and counts of experts.
+    """Numbers that positions or counts of tokens may be compared with, directly or after a shift or a division.
 
-    Where hidden states meet a float it is a magnitude, not a position.
+    `usual`: widths and counts of experts. Where hidden states meet a float it is a magnitude, not a position.
     """
     found: dict[int, None] = {}
     for i in nodes:
-        if index.op(i) not in _PLACES:
+        op = index.op(i)
+        if op not in _PLACES and op not in _SHIFTS:
             continue
         kinds = "iu" if any(name in cone.hidden for name in index.inputs(i)) else "fiuV"
         for name in index.inputs(i):
@@ -164,6 +166,8 @@ def places(
             if value is None or value.size > _MOST_NUMBERS or value.dtype.kind not in kinds:
                 continue
             for number in np.abs(value.astype(np.float64).reshape(-1)).tolist():
-                if 2 <= number <= most and number == int(number) and int(number) not in usual:
-                    found[int(number)] = None
+                if op == "Mul" and 0 < number < 1:
+                    number = 1 / number  # noqa: PLW2901  the count at which the product passes one
+                if 2 <= number <= most and number not in usual:
+                    found[math.ceil(number)] = None
     return list(found)

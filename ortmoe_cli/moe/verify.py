@@ -30,7 +30,7 @@ Array = NDArray[Any]
 
 TOLERANCE = 1e-4
 _HIDDEN = (1.0, 0.01, 20.0, 100.0)
-_LOGITS = (1.5, 0.02, 0.3, 8.0)
+_LOGITS = (1.5, 0.02, 0.3, 8.0, 60.0)
 _EACH = 6
 """Tokens per combination of scales."""
 _SHARPEST, _MOST_SIZES = 1e6, 8

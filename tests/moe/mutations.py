@@ -255,6 +255,15 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("dense loop",),
         change=downs(surgery.halved_when_longer(1000)),
     ),
+    Mutation(
+        "experts growing beyond 1000 tokens", "MOE114 MOE103", ("dense loop",), change=downs(surgery.grows_beyond(1000))
+    ),
+    Mutation(
+        "experts masked by a difference from position 700.5 on",
+        "MOE114 MOE103",
+        ("dense loop",),
+        change=downs(surgery.masked_by_difference(700.5)),
+    ),
     # the router
     Mutation("renormalisation dropped", REPRODUCED, parts=_router(partial(graphs.softmax_router, renormalise=False))),
     Mutation("renormalisation by L1 norm", REPRODUCED, parts=_router(routers.l1)),

@@ -142,3 +142,27 @@ def halved_when_longer(limit: int) -> Callable[[Patient, str], str]:
         return p.op("Mul", t, factor)
 
     return change
+
+
+def grows_beyond(limit: int) -> Callable[[Patient, str], str]:
+    """(T,…): times max(1, T / limit). The number is never compared with anything."""
+
+    def change(p: Patient, t: str) -> str:
+        count = p.op("Cast", p.op("Squeeze", p.op("Shape", t, start=0, end=1)), to=TensorProto.FLOAT)
+        part = p.op("Div", count, p.constant(np.float32(limit)))
+        return p.op("Mul", t, p.op("Max", part, p.constant(np.float32(1))))
+
+    return change
+
+
+def masked_by_difference(place: float) -> Callable[[Patient, str], str]:
+    """(T,…): zero where position − place is positive: compared with zero, after a shift that need not be whole."""
+
+    def change(p: Patient, t: str) -> str:
+        count = p.op("Squeeze", p.op("Shape", t, start=0, end=1))
+        index = p.op("Range", p.constant(np.int64(0)), count, p.constant(np.int64(1)))
+        shifted = p.op("Sub", p.op("Cast", index, to=TensorProto.FLOAT), p.constant(np.float32(place)))
+        inside = p.op("Cast", p.op("LessOrEqual", shifted, p.constant(np.float32(0))), to=TensorProto.FLOAT)
+        return p.op("Mul", t, p.op("Unsqueeze", inside, p.constant(np.array([1], np.int64))))
+
+    return change
