@@ -34,7 +34,7 @@ _LOGITS = (1.5, 0.02, 0.3, 8.0, 60.0)
 _EACH = 6
 """Tokens per combination of scales."""
 _SHARPEST, _MOST_SIZES = 1e6, 8
-_WEIGHT_BYTES = 512 << 20
+_WEIGHT_BYTES = 256 << 20
 """Packed weights in float32 take no more memory than this: with larger experts, probes hit fewer of them at a time."""
 _UNWANTED = 12.0
 _MOST_GATHERED = 8
