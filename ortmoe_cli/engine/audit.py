@@ -11,7 +11,7 @@ from onnx import TensorProto
 from ortmoe_cli.engine.inspect import Inspection, inspect, open_index
 from ortmoe_cli.engine.launch import model_launches
 from ortmoe_cli.outcome import Options, Progress, silent
-from ortmoe_cli.report.model import BlockReport, Report, Status, in_order
+from ortmoe_cli.report.model import BlockReport, Report, Status
 
 _PACKAGES = ("ortmoe", "onnx", "onnx-graphsurgeon", "numpy")
 
@@ -32,10 +32,9 @@ def describe(
     found: Inspection, fusion_status: Status, started: float, notes: Sequence[str] = (), **fields: object
 ) -> Report:
     """The report of an inspection; `fields` and `notes` are what only the caller knows."""
-    blocks = [BlockReport.from_outcome(outcome, fusion_status) for outcome in found.outcomes]
     return Report(
         model=str(found.model.path),
-        blocks=in_order(blocks),
+        blocks=tuple(BlockReport.from_outcome(outcome, fusion_status) for outcome in found.outcomes),
         nodes_before=len(found.index),
         weight_bytes=found.model.weight_bytes,
         opset=found.index.opset,

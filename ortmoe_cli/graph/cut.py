@@ -18,10 +18,11 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
-from ortmoe_cli.graph.index import Index, constant_value
+from ortmoe_cli.graph.index import Index
 from ortmoe_cli.graph.island import Island
 from ortmoe_cli.graph.plan import Cut, Feeds, build
 from ortmoe_cli.graph.shadow import widen
+from ortmoe_cli.graph.values import constant_value
 
 _CONSTANT_CACHE_BYTES = 1 << 16
 _MMAP_THRESHOLD, _MAPPED_BYTES = -3, 1 << 20

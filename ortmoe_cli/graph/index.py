@@ -20,8 +20,6 @@ from ortmoe_cli.graph.order import CycleError, captures, topological
 from ortmoe_cli.graph.types import Like, elem_type_rule
 from ortmoe_cli.graph.values import attribute_value, constant_value
 
-__all__ = ["Index", "InputInfo", "constant_value"]
-
 _RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
 _SUBGRAPH_OPS = {"If", "Loop", "Scan", "SequenceMap"}
 _SAME_SHAPE = {"Identity", "Cast", "Neg", "DequantizeLinear"}

@@ -19,7 +19,7 @@ from onnx import TensorProto
 
 from ortmoe_cli.graph.declared import declared_shapes
 from ortmoe_cli.graph.feeds import Feeds, Padding, Sizes, make_feeds
-from ortmoe_cli.graph.index import Index, constant_value
+from ortmoe_cli.graph.index import Index
 from ortmoe_cli.graph.model import Weight
 from ortmoe_cli.graph.movement import Unsupported
 from ortmoe_cli.graph.operators import OPERATORS, compute, compute_by_reference, numpy_type
@@ -27,6 +27,7 @@ from ortmoe_cli.graph.roles import Role
 from ortmoe_cli.graph.roles import roles as find_roles
 from ortmoe_cli.graph.shadow import widen
 from ortmoe_cli.graph.shapes import RULES, infer_by_onnx
+from ortmoe_cli.graph.values import constant_value
 
 __all__ = ["Origin", "Padding", "Probe", "Role", "Sizes", "probe"]
 

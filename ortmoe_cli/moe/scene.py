@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortmoe_cli.graph.index import Index, constant_value
+from ortmoe_cli.graph.index import Index
+from ortmoe_cli.graph.values import constant_value
 from ortmoe_cli.moe.additions import border
 from ortmoe_cli.moe.anchor import Router
 from ortmoe_cli.moe.assemble import input_of
